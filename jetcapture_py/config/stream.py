@@ -115,7 +115,7 @@ class ConsumerLimitsSection(Section):
     """Limits of the stream's consumers."""
 
     inactive_threshold: Nanoseconds | None = setting("Maximum of a consumer, and its value if it sets none.")
-    max_ack_pending: Limit | None = setting("Upper limit for the consumers' `inactive_threshold`.")
+    max_ack_pending: Limit | None = setting("Upper limit for the consumers' `max_ack_pending`.")
 
 
 class StreamSection(Section):

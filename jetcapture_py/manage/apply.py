@@ -31,7 +31,7 @@ _DONE = {"create": "created", "update": "changed"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """A plan and its result. `answer` is the server's configuration afterwards, None if nothing was requested.
+    """A plan and its result. `answer` is the server's configuration afterwards; None if nothing was requested.
 
     `ignored` are settings that the server did not adopt.
     """
@@ -42,7 +42,7 @@ class Applied:
 
     @property
     def summary(self) -> str:
-        """What is done or would be, in a few words."""
+        """The action in a few words."""
         plan = self.plan
         if not plan.possible:
             reasons = [
@@ -62,7 +62,7 @@ class Applied:
         return f"{plan.kind} {would}{plan.action}d{about}{', ' if left else ''}{left}"
 
     def lines(self) -> Iterator[Text]:
-        """Yield a line for the stream or consumer, one for each change, and what the server ignored."""
+        """Yield a line for the stream or consumer, one per change, and one per ignored setting."""
         plan = self.plan
         if not plan.possible:
             words = "cannot be configured like this"
@@ -102,7 +102,7 @@ def _line(plan: Plan, change: SettingChange, width: int) -> Text:
 
 
 def run(config: Config, *, dry_run: bool, may_delete: bool = False) -> CommandResult:
-    """Apply, and return what has changed. Raises SourceError."""
+    """Apply, and return the changes. Raises SourceError."""
     applied = asyncio.run(apply(config, dry_run=dry_run, may_delete=may_delete))
     code = DONE
     if any(result.plan.left or (dry_run and result.plan.action != "none") for result in applied):
@@ -137,7 +137,7 @@ async def _made(session: ReadSession, config: Config, plan: Plan) -> Applied:
     try:
         answer = (await session.api.request(subject, body))["config"]  # once: a refusal is an answer
         if plan.action == "update" and any(change.setting == "pause_until" for change in plan.changes):
-            until = {"pause_until": plan.request["pause_until"]}  # for which an update is not enough
+            until = {"pause_until": plan.request["pause_until"]}  # these need more than an update
             await session.api.request(f"CONSUMER.PAUSE.{stream}.{plan.name}", until)
     except SourceError as error:
         raise SourceError(f"{plan.kind} {plan.name} was not {plan.action}d: {error}") from error

@@ -46,7 +46,7 @@ class MessageOutcome:
     seq: int
     """Stream sequence."""
     timestamp: datetime
-    """When it was stored, in UTC."""
+    """Its timestamp, in UTC."""
     subject: str
     """Its subject."""
     headers: dict[str, list[str]] | None
@@ -73,7 +73,7 @@ def prepared_of(preparer: Preparer, received: Received) -> Iterator[Prepared]:
 
 
 def outcomes(preparer: Preparer, received: Received) -> list[MessageOutcome]:
-    """Return what becomes of messages, in the order of their sequences. `preparer` keeps payloads."""
+    """Return the outcomes of messages, by sequence. `preparer` keeps payloads."""
     parts = map(_outcomes, prepared_of(preparer, received))
     return sorted(chain.from_iterable(parts), key=lambda outcome: outcome.seq)
 
@@ -178,7 +178,7 @@ class CaseMessage(Section):
 
 
 class CaseQuarantine(Section):
-    """Expects that the message goes to the quarantine, with this stage and this text in its error."""
+    """Expects the message in the quarantine, with this stage and this text in its error."""
 
     stage: str | None = None
     error: str = ""

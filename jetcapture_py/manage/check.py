@@ -1,6 +1,6 @@
-"""The `check` command: whether a configuration will work, before anything is captured.
+"""The `check` command: predict whether a configuration will work.
 
-Nothing is stored but a probe, which is removed, and nothing is acknowledged.
+It stores only a probe, which it removes, and acknowledges nothing.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _SHORTEST = 1.0
 def messages_per_object(
     config: Config, rate: float, keys: int, message_bytes: float, unacked: int
 ) -> tuple[float, str]:
-    """Return how many messages an object will hold with evenly used keys, and the setting that decides it.
+    """Return how many messages an object will hold with evenly used keys, and the deciding setting.
 
-    Of n open blocks that fill evenly, those sealed under pressure have 2 / (n + 1) of what all may hold. A spool is
-    taken to be large enough.
+    Of n open blocks that fill evenly, those sealed under pressure have 2 / (n + 1) of the total limit. A spool is
+    assumed to be large enough.
     """
     block, memory, size = config.block, config.limits.memory, max(message_bytes, 1.0)
     of_all = 2 / (keys + 1)
@@ -77,23 +77,23 @@ class Sample:
     """The newest messages, decoded."""
 
     keys: set[str | None] = field(default_factory=set)
-    """Keys that have rows; None is no key."""
+    """Keys of the rows; None is no key."""
     messages: int = 0
-    """How many messages were decoded."""
+    """Number of decoded messages."""
     rows: int = 0
-    """How many rows they gave."""
+    """Number of their rows."""
     size: int = 0
     """Bytes of rows and quarantine."""
     times: list[int] = field(default_factory=list)
     """Times of first and last messages, in microseconds since the epoch."""
     reasons: ReasonCounter = field(default_factory=ReasonCounter)
-    """Why messages go to quarantine."""
+    """Reasons of the quarantine."""
     columns: set[str] = field(default_factory=set)
-    """Columns that have a value in some row."""
+    """Columns with a value."""
     missing: list[str] = field(default_factory=list)
-    """Placeholders of the key that no message has, if none has a key."""
+    """Placeholders of the key without a value in any message, if none has a key."""
     untimed: bool = False
-    """Whether no message has the time of `block.time`, so that all take the fallback."""
+    """Whether all messages take the fallback of `block.time`."""
 
     @classmethod
     def of(cls, config: Config, parts: Iterable[Part]) -> Sample:
@@ -123,7 +123,7 @@ class Sample:
 
 
 def sample(config: Config, parts: Sequence[Part]) -> Sample:
-    """Decode messages. Where none has a key or a time, decode them again to learn what is missing."""
+    """Decode messages. If none has a key or a time, decode them again to find the missing parts."""
     decoded = Sample.of(config, parts)
     if decoded.keyless and not is_reference(config.key):
         for name in filter(None, map(part_name, parse_template(config.key))):
@@ -140,8 +140,8 @@ async def rates(
 ) -> tuple[float, float]:
     """Return messages per second that the filters match, and of the whole stream, in the busiest window.
 
-    `answer` is that of STREAM.INFO. Streams with retention interest or workqueue drop their messages, and no further
-    consumer may count them, so their rate follows from the sample's times.
+    `answer` is the answer to STREAM.INFO. Streams with retention interest or workqueue drop their messages, and no
+    other consumer may count them, so their rate is taken from the sample's times.
     """
     state = answer["state"]
     if not state["messages"]:
@@ -166,7 +166,7 @@ OUTAGE = 86_400.0
 """Default of --outage: seconds that a capture may be down without losing messages."""
 _SHORT_RETENTION = 3_600.0
 _MAX_REASONS, _MAX_NAMES = 10, 20
-"""Reasons of quarantine, and columns, that are named."""
+"""Maximum reasons of quarantine and columns to name."""
 
 
 def run(config: Config, others: Iterable[Config] = (), *, outage: float | None = None) -> CommandResult:
@@ -199,7 +199,7 @@ async def check(config: Config, others: Iterable[Config] = (), *, outage: float 
 
 
 def _store(config: Config, findings: Findings, consumer: ConsumerState | None) -> None:
-    """Try the store out. A local archive must not be created by it: a start would no longer see that it is new."""
+    """Try out the store, without creating a local archive: a start must still see that it is new."""
     store, empty = configured_store(config.store), False
     try:
         if isinstance(store, LocalStore):
@@ -221,7 +221,7 @@ def _store(config: Config, findings: Findings, consumer: ConsumerState | None) -
 
 
 def _protection(config: Config, findings: Findings) -> None:
-    """Report how the bucket or container protects objects. What it does not tell is no problem."""
+    """Report how the bucket or container protects objects. Unknown settings are no problem."""
     protection = ArchiveFiles(config.store.url, config.store.options).protection
     for fact in () if protection is None else protection.facts:
         (findings.ok if fact.known else findings.skipped)(fact.about, fact.text)
@@ -230,7 +230,7 @@ def _protection(config: Config, findings: Findings) -> None:
 async def _server(
     session: ReadSession, config: Config, findings: Findings, outage: float | None
 ) -> ConsumerState | None:
-    """Check everything that needs the server; return the consumer, None if it does not exist or is unknown."""
+    """Check everything that needs the server; return the consumer, None if missing or unknown."""
     source = config.source
     account = await check_server.check_account(session, findings)
     if account is None:
@@ -270,9 +270,9 @@ async def _server(
 
 
 async def _new_consumer(session: ReadSession, config: Config, findings: Findings, stream: dict[str, Any]) -> None:
-    """Say that the archive has a watermark of a consumer that does not exist: it was deleted."""
+    """Report a watermark of a missing consumer: it was deleted."""
     source, mark = config.source, None
-    with suppress(JetcaptureError):  # `_store` says what is wrong with the store
+    with suppress(JetcaptureError):  # `_store` reports problems of the store
         storage = ArchiveFiles(config.store.url, config.store.options)
         archived = await in_thread(storage.watermark, source.stream)
         mark = None if archived is None else archived.of(source.consumer)
@@ -285,7 +285,7 @@ async def _new_consumer(session: ReadSession, config: Config, findings: Findings
 
 
 async def _stream(session: ReadSession, stream: str, findings: Findings) -> tuple[dict[str, Any] | None, bool]:
-    """Return the stream, None if it does not exist or is unknown, and whether the user may look it up."""
+    """Return the stream, None if missing or unknown, and whether the user may look it up."""
     try:
         return await info_or_none(session, f"STREAM.INFO.{stream}"), True
     except SourceError as error:
@@ -294,7 +294,7 @@ async def _stream(session: ReadSession, stream: str, findings: Findings) -> tupl
 
 
 async def _consumer(session: ReadSession, source: SourceConfig, findings: Findings) -> ConsumerState | None:
-    """Return the consumer, None if it does not exist. A capture needs the permission to look it up."""
+    """Return the consumer; None if it does not exist. A capture needs permission to look it up."""
     try:
         subject = f"CONSUMER.INFO.{source.stream}.{source.consumer}"
         answer = await info_or_none(session, subject)
@@ -316,7 +316,7 @@ async def _traffic(
     consumer: ConsumerState | None,
     outage: float | None,
 ) -> None:
-    """Sample the newest messages, measure the rate, and say how large objects will be."""
+    """Sample the newest messages, measure the rate, and predict the size of objects."""
     decoded = await in_thread(sample, config, await newest(session, config, SAMPLE))
     source = config.source
     rate, total = await rates(session, source.stream, source.filter_subjects, stream, decoded)
@@ -332,7 +332,7 @@ async def _traffic(
 
 
 def _report_decoded(findings: Findings, config: Config, sample: Sample) -> None:
-    """Report what becomes of the newest messages: quarantine, keys, columns and times."""
+    """Report the outcome of the newest messages: quarantine, keys, columns and times."""
     count = f"the newest {plural(sample.messages, 'message')}"
     reasons = sample.reasons.summaries()
     for reason in reasons[:_MAX_REASONS]:
@@ -398,7 +398,7 @@ def _objects(findings: Findings, config: Config, rate: float, sample: Sample, un
 def _retention(
     findings: Findings, stream: Mapping[str, Any], rate: float, config: Config, outage: float | None
 ) -> None:
-    """Compare how long the stream keeps uncaptured messages with the longest outage."""
+    """Compare the stream's retention of uncaptured messages with the longest outage."""
     settings, state = stream["config"], stream["state"]
     size = state["bytes"] / state["messages"] if state["messages"] else 0
     limits = {

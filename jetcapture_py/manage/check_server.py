@@ -45,7 +45,7 @@ class CheckFinding:
 
 @dataclass(slots=True)
 class Findings:
-    """All findings of a check, and the figures they are based on."""
+    """All findings of a check, and the figures behind them."""
 
     items: list[CheckFinding] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Findings:
         self.items.append(CheckFinding(level="ok", about=about, text=text))
 
     def skipped(self, about: str, text: str) -> None:
-        """Add a check that could not be made."""
+        """Record a check that could not be made."""
         self.items.append(CheckFinding(level="skipped", about=about, text=text))
 
     def warning(self, about: str, text: str) -> None:
@@ -72,7 +72,7 @@ class Findings:
         return {"ok": not self.problems, "findings": list(map(asdict, self.items)), "figures": self.figures}
 
     def summary(self) -> str:
-        """Return one line: the first problem or warning, and how many there are."""
+        """Return one line: the first problem or warning, and their number."""
         warnings = [finding for finding in self.items if finding.level == "warning"]
         parts = []
         for noun, findings in (("problem", self.problems), ("warning", warnings)):
@@ -138,7 +138,7 @@ async def check_account(session: ReadSession, findings: Findings) -> Mapping[str
 
 
 def check_clock(findings: Findings, ahead: float) -> None:
-    """Judge by how many seconds this machine's clock is ahead of the server's."""
+    """Check how many seconds this machine's clock is ahead of the server's."""
     side = "ahead of" if ahead > 0 else "behind"
     text = f"this machine's clock is {duration(abs(ahead))} {side} the server's; synchronize both with NTP"
     if abs(ahead) >= WRONG_CLOCK:
@@ -203,11 +203,11 @@ def check_mode(session: ReadSession, findings: Findings, source: SourceConfig, s
 
 
 FAST = 10_000
-"""Messages per second from which half of the server's work for acknowledgements is worth another consumer."""
+"""Messages per second from which halving the server's work for acks is worth a new consumer."""
 
 
 def check_pays(findings: Findings, source: SourceConfig, stream: Mapping[str, Any], rate: float) -> None:
-    """Say when one active replica does more than several."""
+    """Recommend one active replica if that is faster."""
     if rate < FAST or source.mode == "ordered" or unsuitable(stream["config"]) is not None:
         return
     advice = "source.mode ordered receives up to twice as fast with 0.7 of the server's CPU, in one replica at a time"
@@ -232,7 +232,7 @@ def check_bucket(findings: Findings, source: SourceConfig, stream: Mapping[str, 
 def check_consumer(
     findings: Findings, source: SourceConfig, consumer: ConsumerState | None, stream: Mapping[str, Any]
 ) -> None:
-    """Check for settings of the consumer that lose messages or stop delivery."""
+    """Check the consumer for settings that lose messages or stop delivery."""
     settings = consumer_config(source) if consumer is None else consumer.config
     if settings.get("max_deliver", -1) > 0:
         text = f"after {settings['max_deliver']} deliveries the server gives up on a message, and the archive misses it"
@@ -319,7 +319,7 @@ async def check_filters(session: ReadSession, config: Config, findings: Findings
 async def check_notifications(
     session: ReadSession, config: Config, others: Iterable[Config], findings: Findings
 ) -> None:
-    """Check that notifications do not come back, at once or through `others`. What cannot be asked is not checked."""
+    """Check that notifications do not come back, at once or through `others`. Without permission, skip the check."""
     notifiers = []
     for capture in (config, *(other for other in others if other != config)) if config.stored_subject else ():
         source, subject = capture.source, capture.stored_subject
@@ -334,14 +334,14 @@ async def check_notifications(
 
 
 async def check_permissions(session: ReadSession, config: Config, findings: Findings, *, new_consumer: bool) -> None:
-    """Publish what a capture publishes, without effect: a pull that the server rejects, an ack of no message."""
+    """Publish like a capture, without effect: a pull that the server rejects, and an ack of no message."""
     source, api = config.source, session.api
     name = f"{source.stream}.{source.consumer}"
     denied: list[Denial] = []
     listeners = session.connection.denial_listeners
     listeners.append(denied.append)
     asked, body = f"{api.prefix}.CONSUMER.CREATE.{name}", b'{"stream_name":"-"}'
-    if not new_consumer:  # a pull that is refused: the heartbeat is too long
+    if not new_consumer:  # refused, because the heartbeat is too long
         asked = f"{api.prefix}.CONSUMER.MSG.NEXT.{name}"
         body = b'{"batch":1,"expires":1000000000,"idle_heartbeat":1000000000}'
     missing = [asked] if await _denied(session, asked, body) else []

@@ -1,4 +1,4 @@
-"""The commands `files` and `get`: list the files of an archived object store, and give one back."""
+"""The commands `files` and `get`: list the files of an archived object store, and write one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run_get(config: Config, name: str, output: Path | None, *, as_of: datetime |
 
 
 def _is_free(target: Path) -> bool:
-    """Whether nothing has this name, not even a broken link, and a file can have it."""
+    """Whether the name is valid for a file and unused, even by a broken link."""
     try:
         target.lstat()
     except OSError as error:

@@ -52,7 +52,7 @@ _WORST = (0, 3, 1, 2)
 
 
 def in_archive(file: AccountConfig) -> SelectedStreams:
-    """Find the streams that the archive has, also deleted ones; those of the server if no archive can list all.
+    """Find the streams in the archive, including deleted ones; the server's if no archive can list all.
 
     Raises JetcaptureError.
     """
@@ -72,7 +72,7 @@ def captures(
     together: bool = False,
     parse: Parse = parse,
 ) -> CaptureFiles:
-    """Return the files that a command names. With `together`, their captures must be able to run in one process."""
+    """Return a command's files. With `together`, their captures must be able to run in one process."""
     return CaptureFiles(paths, http, find=find, streams=streams or (), together=together, parse=parse)
 
 
@@ -86,9 +86,9 @@ class CommandResult:
     summary: str
     """One line, for a list of captures; not escaped."""
     lines: Iterable[str | Text] = ()
-    """Everything, for one capture."""
+    """Full output, for one capture."""
     records: Iterable[Mapping[str, Any]] = ()
-    """The same as JSON objects, one a line."""
+    """The full output as JSON objects, one per line."""
     as_list: bool = False
     """Whether the records of a single capture are printed as one JSON array."""
     notices: Iterable[str] = ()
@@ -110,10 +110,10 @@ def run(
 ) -> int:
     """Do `work` for every capture, `at_once` for several; print the results, and return the worst exit code.
 
-    `selected` is what the files select, if the caller knows it. If the work fails for one of many captures, the others
-    are done all the same. With `of_one`, there must be a single capture. `tell_left_out` also prints which streams are
-    left out. `if_none` is the exit code if there is no capture. Raises ConfigError for wrong files, and JetcaptureError
-    if streams cannot be found, or if the work fails for a single capture.
+    `selected` is the selection of the files, if known. If the work fails for one of many captures, the others are still
+    done. With `of_one`, there must be a single capture. `tell_left_out` also prints skipped streams. `if_none` is the
+    exit code without any capture. Raises ConfigError for wrong files, and JetcaptureError if streams cannot be found,
+    or if the work fails for a single capture.
     """
     selected = files.select() if selected is None else selected
     if of_one and len(selected.configs) > 1:
@@ -143,7 +143,7 @@ def run(
                     return work(config, ignore)
                 with text.progress_bars() as show:
                     return work(config, lambda stage, *amounts: show(f"{capture.name}: {stage}", *amounts))
-            except Exception as error:  # also a bug, or a library's: the others are done
+            except Exception as error:  # including bugs, of libraries too: the others are done
                 return failed(error)
 
         results = pool.map(attempted, captures) if at_once else map(attempted, captures)
@@ -162,7 +162,7 @@ def run(
 
 
 def show_one(result: CommandResult, *, as_json: bool = False) -> int:
-    """Print everything about one capture; return the exit code."""
+    """Print the full output of one capture; return the exit code."""
     if as_json:
         values: Iterable[object] = [list(result.records)] if result.as_list else result.records
         sys.stdout.writelines(_json(value) for value in values)
@@ -178,7 +178,7 @@ def show_one(result: CommandResult, *, as_json: bool = False) -> int:
 
 
 def _show_line(name: str, stream: str, result: CommandResult, width: int, *, as_json: bool) -> None:
-    """Print one of many captures: as JSON, a line for each record."""
+    """Print one of many captures; as JSON, one line per record."""
     if as_json:
         about = {"capture": name, "stream": stream}
         sys.stdout.writelines(_json(about | dict(record)) for record in result.records)
@@ -192,18 +192,18 @@ def _tell(label: str, notices: Iterable[str]) -> None:
 
 
 def _json(value: object) -> str:
-    """Return a line that cannot affect a terminal."""
+    """Return a record as a JSON line that cannot affect a terminal."""
     return json.dumps(value).replace("\x7f", "\\u007f") + "\n"
 
 
 def failed(error: Exception) -> CommandResult:
-    """Return the output about a capture for which the work failed."""
+    """Return the output for a capture whose work failed."""
     reason, code = reason_of(error), 2 if isinstance(error, ConfigError) else 1
     return CommandResult(summary=f"failed: {reason}", records=[{"error": reason}], code=code)
 
 
 def reason_of(error: Exception) -> str:
-    """Return what failed, as a line."""
+    """Return an error as one line."""
     if isinstance(error, JetcaptureError):
         return "; ".join(str(error).splitlines())
     log.debug("traceback", exc_info=error)

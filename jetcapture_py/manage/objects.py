@@ -1,6 +1,6 @@
 """The `objects` command: list the archive's objects by key and time, from their names.
 
-The footers of objects in bundles say which of them may hold a key that is asked for.
+For bundles, footers decide which objects may hold a requested key.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def listed(config: Config, selection: Selection) -> list[tuple[ObjectName, File]
 
 
 def _selected(archive: ArchiveFiles, config: Config, selection: Selection) -> list[tuple[ObjectName, File]]:
-    """Return the selected objects: by their names and, of bundles in Parquet, by what their footers say of the keys."""
+    """Return the selected objects: by name and, for bundles in Parquet, by the keys in their footers."""
     objects = {
         file.name: file
         for file in archive.files(config.source.stream)
@@ -49,7 +49,7 @@ def _selected(archive: ArchiveFiles, config: Config, selection: Selection) -> li
     }
     if selection.keys is not None:
         bundled = [file for name, file in objects.items() if name.bundle and name.parquet]
-        for info in archive.infos(bundled):  # without a footer, nothing rules an object out
+        for info in archive.infos(bundled):  # without a footer, no object can be excluded
             if isinstance(info, ObjectInfo) and not selection.may_hold(info):
                 del objects[info.name]
     return list(objects.items())

@@ -1,7 +1,7 @@
-"""Plan the changes that make the stream and the consumer as configured.
+"""Plan the changes that bring the stream and the consumer to their configuration.
 
-A change is harmless if the stream still keeps what it stores, still takes what it takes, and the consumer keeps its
-position. All others may delete messages, whatever the stream holds: they need the user's word.
+A change is harmless if the stream keeps its messages and accepts the same subjects, and the consumer keeps its
+position. All other changes may delete messages, whatever the stream holds, and need the user's consent.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.text import plural
 
 Rule = Callable[[Any, Any], bool]
-"""Whether changing a setting from one value to another is harmless; both as the API has them, None for left out."""
+"""Whether changing a setting from one value to another is harmless; both in the API's form, None for a missing one."""
 
 
 def higher(old: Any, new: Any) -> bool:
@@ -51,7 +51,7 @@ def wider(old: Any, new: Any) -> bool:
 
 
 def later_deletion(old: Any, new: Any) -> bool:
-    """Whether a stream's limits delete its idle consumers no sooner; all else only refuses consumers."""
+    """Whether a stream's limits delete idle consumers no sooner. Other changes of limits only refuse consumers."""
     return longer_idle((old or {}).get("inactive_threshold"), (new or {}).get("inactive_threshold"))
 
 
@@ -97,13 +97,13 @@ RULES: dict[str, dict[str, tuple[Rule | None, str]]] = {
         "num_replicas": (higher, "fewer servers hold the consumer's position"),
     },
 }
-"""For other settings: when a change is harmless (None: never), and its possible effect otherwise."""
+"""Rules of other settings: when a change is harmless (None: never), and its possible effect otherwise."""
 FIXED = {
     "stream": frozenset({"storage", "allow_msg_counter", "persist_mode", "first_seq"}),
     "consumer": frozenset({"deliver_policy", "opt_start_seq", "opt_start_time", "replay_policy", "ack_policy"})
     | {"priority_policy", "priority_groups", "max_waiting", "mem_storage"},
 }
-"""Settings that only a creation can set."""
+"""Settings that can only be set at creation."""
 STAYS_ON = frozenset({"sealed", "deny_delete", "deny_purge", "allow_msg_ttl", "allow_msg_schedules"})
 
 Kind = Literal["stream", "consumer"]
@@ -121,7 +121,7 @@ class SettingChange:
     may_delete: str | None = None
     """Why it may delete messages."""
     left: bool = False
-    """Whether it is left out, because it may delete messages."""
+    """Whether the change is left out because it may delete messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ class Plan:
     """The changes to a stream or consumer."""
 
     kind: Kind
-    """What is changed."""
+    """Stream or consumer."""
     name: str
     """Its name."""
     action: Literal["create", "update", "none"]
@@ -137,9 +137,9 @@ class Plan:
     changes: Sequence[SettingChange]
     """Settings that differ."""
     refusal: str | None = None
-    """Why it is impossible, if that is not about a single setting."""
+    """Why it is impossible, unless a single setting is the reason."""
     request: dict[str, Any]
-    """The whole configuration to request from the server, without what is left out."""
+    """The complete configuration to request from the server, without left-out changes."""
 
     @property
     def possible(self) -> bool:
@@ -148,12 +148,12 @@ class Plan:
 
     @property
     def left(self) -> int:
-        """How many changes are left out."""
+        """Number of left-out changes."""
         return sum(change.left for change in self.changes)
 
     @property
     def requests(self) -> bool:
-        """Whether the server is asked to create or change anything."""
+        """Whether anything is requested from the server."""
         return self.action == "create" or len(self.changes) > self.left
 
 
@@ -176,7 +176,7 @@ async def plans(session: ReadSession, config: Config, *, may_delete: bool = Fals
 
 
 async def info_or_none(session: ReadSession, subject: str) -> dict[str, Any] | None:
-    """Return the answer of the JetStream API, None if it is about something missing. Raises SourceError."""
+    """Return the answer of the JetStream API; None if the stream or consumer is missing. Raises SourceError."""
     try:
         return await session.request(subject)
     except MissingError:
@@ -208,7 +208,7 @@ def _consumer_plan(
 
 
 def stream_change(difference: Difference) -> SettingChange:
-    """Judge a change of a stream."""
+    """Classify a change of a stream."""
     name, new, old = difference.name, difference.configured, difference.actual
     refusal = None
     if name == "mirror" and normal(name, new) is not None:
@@ -223,7 +223,7 @@ def stream_change(difference: Difference) -> SettingChange:
 def consumer_changes(
     differ: Sequence[Difference], actual: Mapping[str, Any], stream: Mapping[str, Any]
 ) -> list[SettingChange]:
-    """Judge changes of a consumer with the settings `actual` of a stream with the settings `stream`."""
+    """Classify changes of a consumer with the settings `actual`, of a stream with the settings `stream`."""
     changes = [_judged("consumer", difference) for difference in differ]
     if stream.get("retention", "limits") == "limits":
         changes = [
@@ -287,7 +287,7 @@ def _updated(
 
 
 def _other_mode(source: SourceConfig, consumer: ConsumerState) -> str | None:
-    """Return how to go over from the consumer's `source.mode` to the configured one; None if it is the same."""
+    """Return how to migrate from the consumer's `source.mode` to the configured one; None if it is the same."""
     ordered = is_ordered(consumer.config)
     if ordered == (source.mode == "ordered") or unusable(
         source.stream, source.consumer, consumer.config, "ordered" if ordered else "shared"

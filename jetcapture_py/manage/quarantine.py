@@ -1,4 +1,4 @@
-"""The commands `quarantine list`, `show` and `redecode`: why messages could not be decoded, and decoding them again."""
+"""The commands `quarantine list`, `show` and `redecode`: list reasons, show messages, and decode them again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from jetcapture_py.transform.frames import received_of
 from jetcapture_py.verify.findings import Progress, ignore
 
 MAX_SHOWN = 4096
-"""Maximum bytes of a payload that are shown."""
+"""Maximum bytes of a payload to show."""
 _LINE = 16
 
 
@@ -52,9 +52,9 @@ def run_list(config: Config) -> CommandResult:
 
 
 def run_show(config: Config, seq: int) -> CommandResult:
-    """Show the messages with this sequence, of which a recreated stream may have several.
+    """Show the messages with this sequence; a recreated stream may have several.
 
-    Raises ConfigError, JetcaptureError, also if there is none.
+    Raises ConfigError, JetcaptureError, also without any.
     """
     rows = _stored(config, seq)
     if not rows:
@@ -126,7 +126,7 @@ def _stored(config: Config, seq: int) -> list[pa.RecordBatch]:
 
 
 def _today(config: Config, batch: pa.RecordBatch) -> MessageOutcome | None:
-    """Return what the configuration makes of a message; None without its payload. Raises ConfigError."""
+    """Return a message's outcome with the current configuration; None without its payload. Raises ConfigError."""
     if layout.PAYLOAD not in batch.schema.names or batch.column(layout.PAYLOAD).null_count:
         return None
     prepare = replace(preparer(config, None, None), keep_payload=True)

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 _ATTEMPTS = 10
-"""How often a statement is run before an archive that changes all the time is an error."""
+"""Attempts to run a statement on an archive that keeps changing."""
 _BATCH_ROWS = 2048
-"""As many as DuckDB makes at a time."""
+"""DuckDB's own batch size."""
 _MISSING = "SQL is missing: give a statement, or write it to standard input"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryRequest:
-    """What to run on which archive."""
+    """A statement or shell, and its archive."""
 
     archive: ChosenArchive
-    """Without a statement, it is read from standard input, or a shell starts on a terminal."""
+    """The archive. Without a statement, SQL is read from standard input, or a shell starts on a terminal."""
     selection: Selection
     complete_only: bool
     dedupe: Dedupe
@@ -80,7 +80,7 @@ def _ended_by_signals() -> Iterator[None]:
 
     previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number, handler in previous.items():
-        if handler != signal.SIG_IGN:  # as nohup has it
+        if handler != signal.SIG_IGN:  # ignored, as under nohup
             signal.signal(number, interrupt)
     try:
         yield
@@ -113,7 +113,7 @@ def _session(request: QueryRequest) -> Iterator[_Session]:
 
 
 class _Session:
-    """A DuckDB in memory with the archive's views, of `rows` and of the quarantine."""
+    """An in-memory DuckDB with views of the archive's `rows` and of the quarantine."""
 
     def __init__(
         self,
@@ -129,9 +129,9 @@ class _Session:
         self._writing = False
 
     def run(self, text: str) -> int:
-        """Run statements, and write the rows of the last one; return how many there are.
+        """Run statements and write the rows of the last one; return their number.
 
-        They run in a thread, because DuckDB does not look for signals while rows are read. Ctrl-C ends the statement, a
+        They run in a thread, because DuckDB does not handle signals while rows are read. Ctrl-C ends the statement, a
         second one the process. Raises JetcaptureError, KeyboardInterrupt.
         """
         done = self._worker.submit(self._run, text)
@@ -157,11 +157,11 @@ class _Session:
         return len(statements)
 
     def _execute(self, query: str, *, returns: bool, last: bool) -> None:
-        """Run one statement; again, if objects that it reads were removed or rewritten meanwhile."""
+        """Run one statement; retry if objects that it reads were removed or rewritten meanwhile."""
         import duckdb
 
         self._writing = False
-        self._views.failure()  # that of an earlier statement
+        self._views.failure()  # an earlier statement's error
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 self._create(query, again=attempt > 1)
@@ -178,7 +178,7 @@ class _Session:
                     raise JetcaptureError(f"maintenance removed objects while the statement ran: {AGAIN}") from error
 
     def _create(self, query: str, *, again: bool) -> None:
-        """Create the views that a statement names, of the objects as of now; with `again`, also those that its own
+        """Create the views that a statement names, with the current objects; with `again`, also views that its own
         views or tables may read."""
         for name in sorted({*named_views(query), *(self._views.plans if again else ())}):
             if name == "objects":
@@ -205,7 +205,7 @@ class _Session:
                 yield file
 
     def _read(self, query: str, *, last: bool) -> None:
-        """Run a statement that may return rows; write those of the last one, and leave no result open."""
+        """Run statements; write the rows of the last one, and leave no result open."""
         relation: Any = self.connection.sql(query)
         if relation is None:  # DuckDB 1 has run it, and it returned none
             return

@@ -34,16 +34,16 @@ from jetcapture_py.text import escaped, is_text, plural
 from jetcapture_py.threads import in_thread
 
 Part = tuple[str, Received]
-"""The name of the consumer in the ack subjects of messages, and the messages."""
+"""The consumer's name in the ack subjects, and the messages."""
 
 _MAX_SKIPPED = 1_000
 """Sequences without a matching message after which the search message by message ends."""
 _NARROW = 4
-"""Maximum messages read for each wanted one, unless they are close together."""
+"""Maximum messages read per requested one, unless they are close together."""
 
 
 async def newest(session: ReadSession, config: Config, count: int) -> list[Part]:
-    """Return the newest messages, at least `count` of them unless there are fewer. Raises SourceError."""
+    """Return the newest messages: at least `count`, or all. Raises SourceError."""
     stream, filters = config.source.stream, config.source.filter_subjects
     state = await session.state(stream)
     if state.last < state.first:
@@ -58,7 +58,7 @@ async def newest(session: ReadSession, config: Config, count: int) -> list[Part]
 
 
 async def _start(session: ReadSession, stream: str, filters: Sequence[str], state: StreamState, count: int) -> int:
-    """Return a sequence with at least `count` matching messages from there on, and not many more."""
+    """Return a sequence from which on there are at least `count` matching messages, and not many more."""
     if not filters and not state.gaps:
         return max(state.first, state.last - count + 1)
     enough, too_few, distance = state.first, state.last + 1, count
@@ -105,7 +105,7 @@ async def _one_by_one(
 
 TIMEOUT = 10.0
 _MAX_TEXT = 200
-"""Maximum characters of a value or payload that are shown."""
+"""Maximum characters of a value or payload to show."""
 
 
 def run(config: Config, count: int) -> CommandResult:
@@ -176,7 +176,7 @@ def shown(outcome: MessageOutcome, config: Config) -> Text:
 
 
 def _lines(outcome: MessageOutcome, declared: Collection[str]) -> Iterator[str]:
-    """Yield the columns of each row: those with a value and those that are declared; else the payload."""
+    """Yield each row's columns: declared ones and ones with a value; else the payload."""
     rows = [
         {name: value for name, value in row.items() if value is not None or name in declared} for row in outcome.rows
     ]

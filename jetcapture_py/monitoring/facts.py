@@ -1,11 +1,10 @@
-"""Facts about one capture: a frozen value in groups, made once a second in the capture's event loop.
+"""Facts about one capture: a frozen value in groups, made once a second in its event loop.
 
-The status page, /status.json, /metrics and the probes show it; nothing else of a capture is read from another thread.
-To add a fact, add a field to a group and its value to the function below it. It is then in /status.json; annotated with
-`counter` or `gauge` it is a metric too.
+The status page, /status.json, /metrics and the probes show it; other threads read nothing else of a capture. To add a
+fact, add a field to a group and its value to the function below it. It then appears in /status.json; annotated with
+`counter` or `gauge`, it is also a metric.
 
-Texts from messages, objects' locations and errors are without credentials, but not escaped: whoever shows them does
-that.
+Texts from messages, locations and errors have no credentials, but are not escaped: the display escapes them.
 """
 
 from __future__ import annotations
@@ -38,10 +37,11 @@ if TYPE_CHECKING:
     from jetcapture_py.config.model import Config
 
 MAX_BLOCKS = 6
-"""Open blocks that are listed of the oldest, and of the largest, unless there are no more than both together."""
+"""Maximum of the oldest open blocks to list, and of the largest; all are listed if they are no more than both
+together."""
 SEALED_BY = ("age", "bytes", "messages", "pressure", "drain", "caught_up")
 _FEW_SAMPLES = 12
-"""Samples, the last minute, by which other replicas are noticed: a single one may be of two moments."""
+"""Samples (the last minute) for detecting other replicas: a single one may mix two moments."""
 _FAILING = {
     "running": "Failed",
     "connected": "Not connected",
@@ -183,7 +183,7 @@ def _flow(capture: Capture) -> FlowFacts:
 
 
 def counts(capture: Capture) -> dict[str, Any]:
-    """Return what a capture has done since its start, for the log."""
+    """Return a capture's counts since its start, for the log."""
     archiver = capture.archiver
     return capture.stats.fields() | {
         "erased": archiver.encoding.left_out,
@@ -200,7 +200,7 @@ class MemoryFacts:
 
     memory: Annotated[int, gauge("buffered_bytes", "Bytes held of messages not stored yet")]
     memory_open: int
-    """Of them in open blocks."""
+    """Bytes in open blocks."""
     memory_limit: Annotated[int, gauge("buffered_bytes_limit", "limits.memory")]
     in_flight: Annotated[int, gauge("in_flight_bytes", "Bytes in flight: what open pulls may still deliver")]
     in_flight_limit: Annotated[int, gauge("in_flight_bytes_limit", "Limit of in_flight_bytes; lower after a loss")]
@@ -252,7 +252,7 @@ class BlockFacts:
     oldest_age: Annotated[float, gauge("oldest_open_block_seconds", "Age of the oldest open block; 0 without one")]
     blocks_waiting: Annotated[int, gauge("blocks_waiting", "Sealed blocks waiting to be stored")]
     oldest: Sequence[OpenBlock]
-    """The oldest ones, `MAX_BLOCKS` of them; all if they are few."""
+    """The oldest ones, up to `MAX_BLOCKS`; all if they are few."""
     largest: Sequence[OpenBlock]
     """The largest ones, up to `MAX_BLOCKS`."""
 
@@ -295,7 +295,7 @@ class WatermarkFacts:
     ]
     watermark_seq: int | None
     has_watermark: bool
-    """Whether this capture keeps one."""
+    """Whether this capture keeps a watermark."""
 
 
 def _watermark(capture: Capture) -> WatermarkFacts:
@@ -325,21 +325,21 @@ class CaptureFacts:
     stream: str
     consumer: str
     role: Role
-    """Whether the replica shares the consumer with others, or is the one that receives, or waits to take over."""
+    """The replica's role: it shares the consumer, is the active one, or waits to take over."""
     active: Annotated[bool, gauge("active", "1 when this replica receives; 0 on standby in source.mode ordered")]
     started: datetime
     """When the process started."""
     state: State
     ready: Annotated[bool, gauge("ready", "1 when connected, consuming, decoding and storing")]
     since: datetime
-    """When the capture became ready, or stopped being ready."""
+    """Time of the last change of readiness."""
     notices: Sequence[Notice]
     """Current problems and warnings, the worst first."""
     past: Sequence[PastFailure]
     """Failures that have ended."""
     max_age: Annotated[float, gauge("block_max_age_seconds", "block.max_age: lag up to this is normal")]
     objects: Sequence[RecentObject]
-    """The objects stored last."""
+    """The last stored objects."""
     quarantine: Sequence[QuarantineReason]
     """The last reasons of the quarantine."""
     settings: Mapping[str, str]
@@ -374,7 +374,7 @@ class CaptureFacts:
         return self.consumer_state is not None and self.consumer_state.lag > self.max_age
 
     def series(self) -> dict[str, list[float]]:
-        """Return the samples by what they measure; `received` and `stored` are messages per second."""
+        """Return the samples by measure; `received` and `stored` are messages per second."""
         samples = self.samples
         return {
             "received": [round(sample.received / sample.seconds, 2) for sample in samples],
@@ -386,7 +386,7 @@ class CaptureFacts:
         }
 
     def fields(self) -> dict[str, Any]:
-        """Return all facts by name, times as `datetime`; those of a group stand beside one another."""
+        """Return all facts by name, without groups; times are `datetime`."""
         values = {**asdict(self), "summary": " ".join(self.headline)}
         for group in ("process", "health", "flow", "memory", "blocks", "watermark"):
             values |= values.pop(group)
@@ -394,7 +394,8 @@ class CaptureFacts:
 
 
 def gather(history: History, process: ProcessFacts, before: CaptureFacts | None = None) -> CaptureFacts:
-    """Return the facts of a capture; `before` are its last. Call it once a second, in the capture's event loop."""
+    """Return the facts of a capture; `before` are its previous ones. Call it once a second, in the capture's event
+    loop."""
     capture, health = history.capture, history.observe()
     source, ended = capture.config.source, capture.ended is not None
     what_to_know = sorted(notices(capture, history, health), key=lambda notice: LEVELS.index(notice.level))
@@ -425,7 +426,7 @@ def gather(history: History, process: ProcessFacts, before: CaptureFacts | None 
 
 
 def unknown(last: CaptureFacts, reason: str) -> CaptureFacts:
-    """Return the last facts of a capture, not ready because an internal error keeps new ones from being made."""
+    """Return the last facts of a capture, marked not ready because of an internal error."""
     text = f"its state is not known since {words.moment(last.process.time)} UTC: {reason}"
     action = "It may well capture; figures are from then. Report the log's traceback, and restart the process."
     return replace(
@@ -451,7 +452,7 @@ def _state(capture: Capture, present: Sequence[Notice]) -> State:
 
 
 def _settings(config: Config) -> Mapping[str, str]:
-    """Return the settings that matter most, as they are written in a configuration."""
+    """Return the most important settings, as written in a configuration."""
     source, block, store, limits = config.source, config.block, config.store, config.limits
     settings = {
         "nats.servers": ", ".join(config.nats.servers),
@@ -483,7 +484,8 @@ def status_json(captures: Iterable[CaptureFacts]) -> bytes:
 
 
 def capture_metrics(captures: Mapping[str, CaptureFacts], failed: int | None = None) -> Metrics:
-    """Return the metrics of captures by name; with `failed`, the number that failed, samples say whose they are."""
+    """Return the metrics of captures by name. With `failed`, the number of failed ones, samples are labeled by
+    capture."""
     metrics = Metrics()
     if failed is not None:
         metrics.add(gauge("captures_failed", "Captures of this process that failed or could not start"), failed)
@@ -502,20 +504,20 @@ def capture_metrics(captures: Mapping[str, CaptureFacts], failed: int | None = N
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableState:
-    """A table after the last pass."""
+    """A table's state after the last pass."""
 
     name: str
     """Namespace and name."""
     snapshot: int | None
     """The current snapshot's id; None if there is none."""
     files: int
-    """Objects that it has."""
+    """Number of its objects."""
     waiting: int
-    """Objects of complete buckets that it cannot have yet."""
+    """Objects of complete buckets that it cannot include yet."""
     renamed: int
-    """Columns whose names say their type, because a column of that name has another."""
+    """Columns with their type in the name, because another column has the plain name."""
     complete_to: float | None
-    """Up to when buckets that ended are in it, in seconds since the epoch; None if none are."""
+    """End of the last complete bucket, in seconds since the epoch; None without any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -525,16 +527,16 @@ class MaintenanceState:
     stream: str
     """The stream's name."""
     started: float | None = None
-    """When the pass that is running began; None while none is."""
+    """Start of the running pass; None without one."""
     ended: float | None = None
-    """When the last pass without a failure ended; None before the first one."""
+    """End of the last successful pass; None before the first one."""
     seconds: Annotated[float, gauge("maintain_pass_seconds", "How long the last pass took")] = 0.0
     passes: Annotated[int, counter("maintain_passes", "Passes that have ended")] = 0
     failures: Annotated[int, counter("maintain_failures", "Passes that have ended with a failure")] = 0
     failure: str = ""
-    """What failed in the last pass; "" if nothing did."""
+    """Failure of the last pass; "" without one."""
     backlog: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Objects to merge in this pass, and their bytes, of the messages and of the quarantine."""
+    """Number and bytes of the objects to merge in this pass, of the messages and of the quarantine."""
     objects_before: Annotated[int, gauge("maintain_objects_before", "Objects that the last pass found")] = 0
     objects_after: Annotated[int, gauge("maintain_objects_after", "Objects that it left")] = 0
     bytes_after: Annotated[int, gauge("maintain_bytes_after", "Their bytes")] = 0

@@ -1,4 +1,4 @@
-"""Health of a capture: connected, consuming, decoding, storing, and what is wrong."""
+"""Health of a capture: connected, consuming, decoding, storing, and the reasons of failures."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Health:
     storing: Annotated[bool, gauge("storing", "1 unless the store is failing or hanging")]
     decoding_seconds: Annotated[float, gauge("decoding_seconds", "Age of the batch in the decoder and key function")]
     trouble: Mapping[str, str]
-    """The checks that fail, and why: running, connected, consuming, decoding and storing."""
+    """Failing checks with their reasons: running, connected, consuming, decoding and storing."""
     expected: Sequence[str]
     """The checks that fail because the capture starts or drains."""
     stuck: str
-    """Why only a restart helps; "" if it is not needed."""
+    """Why only a restart helps; "" if none is needed."""
 
     @property
     def ready(self) -> bool:

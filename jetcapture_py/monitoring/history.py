@@ -1,6 +1,6 @@
-"""The last quarter of an hour of a capture, and since when it is, or is not, ready.
+"""The last quarter of an hour of a capture, and the times when its readiness changed.
 
-Samples are differences of counters that the capture keeps anyway; nothing is done per message.
+Samples are differences of the capture's counters; nothing is done per message.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 EVERY = 5.0
 """Seconds between samples."""
 SAMPLES = 180
-"""Samples that are kept: a quarter of an hour."""
+"""Number of samples: a quarter of an hour."""
 MAX_PAST = 10
 
 
 class HistorySample(NamedTuple):
-    """The state at one moment, and what has happened since the sample before."""
+    """The state at one moment, and the changes since the previous sample."""
 
     time: float
     """Seconds since the epoch."""
     seconds: float
-    """Seconds since the sample before."""
+    """Seconds since the previous sample."""
     received: int
     stored: int
     quarantined: int
@@ -53,7 +53,7 @@ class PastFailure:
     began: datetime
     ended: datetime
     text: str
-    """The check that failed, and why at last."""
+    """The check that failed, and its last reason."""
 
 
 class History:
@@ -64,7 +64,7 @@ class History:
         self._sampled = clock()
         self._counts = self._counted()
         self.started = self.since = utc(self._sampled)
-        """When the process started, and when it last became ready or ceased to be."""
+        """The start of the process, and the last change of readiness."""
         self.ready = False
         self.samples: deque[HistorySample] = deque(maxlen=SAMPLES)
         self.past: deque[PastFailure] = deque(maxlen=MAX_PAST)
@@ -72,7 +72,7 @@ class History:
         self._failing: dict[str, tuple[datetime, str]] = {}
 
     def observe(self) -> Health:
-        """Look at the health, and take a sample if it is time. Call it in the capture's event loop."""
+        """Record the health, and take a sample if due. Call it in the capture's event loop."""
         at, now = self._clock(), health(self.capture)
         self._record(now, utc(at))
         if not 0 <= at - self._sampled < EVERY:  # the clock may be set back
@@ -80,7 +80,7 @@ class History:
         return now
 
     def failing_since(self, check: str) -> datetime:
-        """Return when a check began to fail."""
+        """Return the time when a check began to fail."""
         began, _ = self._failing.get(check, (utc(self._clock()), ""))
         return began
 

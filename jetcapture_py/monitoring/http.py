@@ -11,7 +11,7 @@ A process with several captures joins them: each sample of a metric has the labe
 status page of one, and /{name}/metrics, /{name}/livez and so on are its own.
 
 Answers are made in the client's thread from the last facts, which the captures' event loop makes once a second. Their
-age is the loop's heartbeat. The page's modules are imported when it is first asked for, so that they do not delay the
+age is the loop's heartbeat. The page's modules are imported with its first request, so that they do not delay the
 start.
 """
 
@@ -58,14 +58,14 @@ LATE, STUCK = 5.0, 30.0
 """Seconds without new facts after which the event loop is not ready, and not alive."""
 JSON = "application/json"
 PROBES = {"/livez": "alive", "/readyz": "ready"}
-"""Probes, and what they say when nothing is wrong."""
+"""Probes, and their text when nothing is wrong."""
 PAGES = ("/", "/snapshot")
 PATHS = (*PROBES, *PAGES, "/metrics", "/status.json")
 NO_ANSWER = b"the event loop does not answer\n"
 
 
 class Site:
-    """The answers for all captures; with `single`, those of the only one. Use it in their event loop, but `answer`."""
+    """The answers for all captures; with `single`, for the only one. All but `answer` is for their event loop."""
 
     def __init__(self, *, single: bool) -> None:
         self._single = single
@@ -76,7 +76,8 @@ class Site:
         self._beat()
 
     def show(self, captures: Mapping[str, Capture], failures: Mapping[str, str]) -> None:
-        """Answer for these captures and no others; `failures` has why a capture failed or could not start, by name."""
+        """Answer for these captures only; `failures` has the reasons of captures that failed or could not start, by
+        name."""
         before, facts, process = self._histories, self._captures, this_process()
         same = {name for name, capture in captures.items() if name in before and before[name].capture is capture}
         self._histories = {n: before[n] if n in same else History(capture) for n, capture in sorted(captures.items())}
@@ -84,13 +85,13 @@ class Site:
         self._failures = dict(sorted(failures.items()))
 
     def update(self) -> None:
-        """Make the facts anew."""
+        """Renew the facts."""
         process = this_process()
         self._captures = {name: self._gather(name, history, process) for name, history in self._histories.items()}
         self._made = time.monotonic()
 
     def _gather(self, name: str, history: History, process: ProcessFacts) -> CaptureFacts:
-        """Return the facts of a capture; an error makes it not ready, and neither stops it nor hides the others."""
+        """Return the facts of a capture. An error makes it not ready, but neither stops it nor hides the others."""
         last = self._captures[name]
         try:
             return gather(history, process, last)
@@ -147,7 +148,7 @@ class Site:
     def _trouble(
         self, probe: str, captures: Mapping[str, CaptureFacts], failures: Mapping[str, str] | None
     ) -> Sequence[str]:
-        """Return one line for each thing that makes a probe fail, with several captures after a name."""
+        """Return one line per reason of a failing probe, prefixed with the name if there are several captures."""
         if failures is None:
             return self._trouble_of(probe, next(iter(captures.values())))
         failed = failures if probe == "/readyz" else {}
@@ -164,7 +165,7 @@ class Site:
         return [stuck] if stuck else []
 
     def _late(self) -> float:
-        """Seconds since the last facts."""
+        """Return the age of the last facts in seconds."""
         return time.monotonic() - self._made
 
 

@@ -1,6 +1,6 @@
 """A small HTTP server in threads of its own: it answers while the rest of the process is busy.
 
-A connection is for one request, and closed when it takes longer than `SLOWEST_CLIENT`; there is a thread for each, so
+A connection serves one request, and is closed when that takes longer than `SLOWEST_CLIENT`. Each has its own thread, so
 that open connections cannot block a probe.
 
 It starts before most of the program is imported, so this module imports little.
@@ -29,11 +29,11 @@ log = logging.getLogger("jetcapture.http")
 DEFAULT_LISTEN = "127.0.0.1:8080"
 BACKLOG = 128
 SLOWEST_CLIENT = 3.0
-"""Seconds that a client may take to send more of its request, or to take the answer."""
+"""Maximum seconds for a client to send more of its request, or to receive the answer."""
 STOP_WITHIN = 0.1
-"""Seconds in which the server notices that it has to stop."""
+"""Maximum seconds until the server stops."""
 MAX_STARTING = 300.0
-"""Seconds that the program may take to start before it counts as stuck."""
+"""Maximum seconds of the program's start; longer counts as stuck."""
 PLAIN = "text/plain; charset=utf-8"
 HTML = "text/html; charset=utf-8"
 _STARTING = (
@@ -50,14 +50,14 @@ class Answer(NamedTuple):
     type: str
     body: bytes
     location: str = ""
-    """Where a redirect leads."""
+    """Target of a redirect."""
 
 
 class Application(Protocol):
     """Builds the answers."""
 
     def answer(self, path: str) -> Answer:
-        """Answer a GET request for `path`, without its query. Runs in a thread of the client's."""
+        """Answer a GET request for `path`, without its query. Runs in the client's thread."""
         ...
 
 
@@ -97,7 +97,7 @@ class HttpServer(ThreadingHTTPServer):
         event(log, logging.INFO, "http.listening", listen=self.listen, port=self.port, page=page)
 
     def stop(self) -> None:
-        """Stop listening. May be called again."""
+        """Stop listening. Safe to call again."""
         if self._thread.is_alive():
             self.shutdown()
             self._thread.join()
@@ -150,7 +150,7 @@ class _Request(BaseHTTPRequestHandler):
 
 
 def server_at(listen: str | None, present: HttpServer | None, *, required: bool) -> HttpServer | None:
-    """Return a server at an address: the present one if it is there. Raises JetcaptureError.
+    """Return a server at an address: the current one if it already listens there. Raises JetcaptureError.
 
     Unless the address is `required`, a port in use is not an error: replicas may share a machine.
     """
@@ -179,9 +179,9 @@ def _listening(listen: str) -> socket.socket:
 
 
 def start_early(*arguments: Path, listen: str | None = None) -> HttpServer | None:
-    """Answer probes before the configurations have been checked: on `listen`, or the address that they seem to say.
+    """Answer probes before the configurations have been checked: on `listen`, or on their apparent address.
 
-    None where that is unclear, off, or fails: reading the configurations then reports what is wrong.
+    Return None if the address is unclear, off, or fails: reading the configurations then reports the problem.
     """
     try:
         address = listen or _stated_address(arguments)

@@ -1,7 +1,7 @@
 """Metrics for Prometheus, from facts; the one module that knows its client library.
 
-A field of facts is a metric if its type is annotated with `counter`, `gauge` or `histogram`. No metric has a label for
-a key, a subject or an object: their number is unbounded.
+A field of facts is a metric if its type is annotated with `counter`, `gauge` or `histogram`. Keys, subjects and objects
+are never labels, because their number is unbounded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class MetricName(NamedTuple):
     label: str = ""
     """The label of a metric whose values are a mapping."""
     always: Sequence[str] = ()
-    """The label's values that are 0 from the start, so that a rate sees the first failure."""
+    """Label values that start at 0, so that a rate sees the first failure."""
 
 
 def counter(name: str, text: str, label: str = "", always: Sequence[str] = ()) -> MetricName:
@@ -71,11 +71,11 @@ def _metrics_of(facts: type) -> Mapping[str, MetricName]:
 
 
 class Metrics(Collector):
-    """Metrics with their values. Each is one family, also with several captures."""
+    """Metrics with their values. Each is one family, even with several captures."""
 
     def __init__(self) -> None:
         self.labels: Mapping[str, str] = {}
-        """Labels of the samples that are added next."""
+        """Labels of the next samples."""
         self._families: dict[str, Metric] = {}
 
     def add_all(self, *facts: Any) -> None:

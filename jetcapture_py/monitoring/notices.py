@@ -1,4 +1,4 @@
-"""Problems and warnings of a capture for people on call: one sentence each, and what to do.
+"""Problems and warnings of a capture for people on call: one sentence each, and the remedy.
 
 To add one, yield it in `notices`.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from jetcapture_py.monitoring.history import History
 
 LASTING = 60.0
-"""Seconds that a limit must have been reached before it is worth a warning."""
+"""Seconds at a limit before it is worth a warning."""
 _MANY_SEALS, _NEARLY_ALL = 20, 0.9
 
 Level = Literal["failing", "warning", "note"]
@@ -38,11 +38,11 @@ class Notice:
     level: Level
     """Failing: the capture is not ready."""
     text: str
-    """What is wrong."""
+    """The problem."""
     action: str
-    """What to do about it."""
+    """The remedy."""
     check: str = ""
-    """The check that fails."""
+    """The failing check."""
     since: datetime | None = None
     """When it began to fail, unless that is expected."""
 
@@ -140,7 +140,7 @@ def _warnings(capture: Capture, history: History) -> Iterator[Notice]:
 
 
 def _behind(capture: Capture, history: History) -> Iterator[Notice]:
-    """Yield how far it is behind when it is by more than blocks explain, and how long it takes to catch up."""
+    """Yield the backlog if it is more than blocks explain, and the time to catch up."""
     consumer, max_age = capture.source.state, capture.config.block.max_age
     lag = capture.marks.observer.lag(consumer).total_seconds()
     if lag <= capture.config.block.late_after:

@@ -1,4 +1,4 @@
-"""The `status` command: a table of captures as the server and the archive know them, over all replicas."""
+"""The `status` command: a table of captures over all replicas, from the server and the archive."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class CaptureStatus:
     consumer: str = ""
     state: ConsumerState | None = None
     lag: float | None = None
-    """Age in seconds of the oldest message that is not stored; None without permission to ask for it."""
+    """Age in seconds of the oldest unstored message; None without permission to read it."""
     watermark: ConsumerWatermark | None = None
     """The consumer's watermark in the archive."""
     problems: tuple[str, ...]
-    """One line per failed read, or thing that is wrong."""
+    """Problems and failed reads, one line each."""
 
     def fields(self) -> dict[str, Any]:
         """Return all fields by name, times as `datetime`."""

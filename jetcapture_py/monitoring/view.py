@@ -1,7 +1,7 @@
 """The status page, which people on call open first.
 
 A page is a function of facts. It has no scripts and loads nothing; it refreshes itself, unless it is a snapshot. The
-templates have the words and the layout; this module computes what takes more than a filter.
+templates have the words and the layout; this module has the computations beyond filters.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STATES = {
     "healthy": ("Healthy", "✓", "1a7f37"),
     "ended": ("Ended", "✓", "57606a"),
 }
-"""Of each state, the worst first: what the process is called if no capture has a worse one, an icon, and its color."""
+"""States, the worst first: the name for a process with this as its worst state, an icon, and a color."""
 MAX_OBJECTS = 6
 HIGH = 0.8
 """Share of a limit from which a meter warns."""
@@ -41,7 +41,7 @@ Words = Callable[[float], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The first thing that a page says."""
+    """The headline of a page."""
 
     state: str
     title: str
@@ -61,7 +61,7 @@ class Card:
     note: str
     chart: Sparkline
     parts: Sequence[tuple[str, float, str]] = ()
-    """Parts of the limit: the class that colors it ("": text alone), its value, and its description."""
+    """Parts of the limit: CSS class ("": only text), value, and description."""
     limit: float | None = None
     early: float = 0.0
     """Share of the limit from which on open blocks are sealed early."""
@@ -141,7 +141,7 @@ class _Row(NamedTuple):
 
 
 def no_answer(seconds: float) -> str:
-    """Return the page for a process whose event loop has not run for some seconds, so that nothing is known."""
+    """Return the page for a process whose event loop has been stuck for some seconds."""
     verdict = Verdict(
         state="failing",
         title="Not answering",
@@ -152,7 +152,7 @@ def no_answer(seconds: float) -> str:
 
 
 def maintenance(host: ProcessFacts, states: Mapping[str, MaintenanceState], *, refresh: bool = True) -> str:
-    """Return the page about the archives, by name, that this process keeps in shape."""
+    """Return the page about the archives, by name, that this process maintains."""
     failing = sum(bool(state.failure) for state in states.values())
     running = sum(state.started is not None for state in states.values())
     archives = plural(len(states), "archive")
@@ -298,7 +298,7 @@ def _memory(facts: CaptureFacts, chart: Sparkline) -> Card:
 
 
 def _shown_blocks(facts: CaptureFacts) -> list[tuple[str, Sequence[OpenBlock]]]:
-    """Return titles and blocks: all, if they are few, or the oldest and the largest."""
+    """Return titles and blocks: all if they are few, else the oldest and the largest."""
     blocks = facts.blocks
     if len(blocks.oldest) == blocks.open_blocks:
         return [("", blocks.oldest)] if blocks.oldest else []
@@ -316,7 +316,7 @@ def _replicas(facts: CaptureFacts) -> str:
 
 
 def _progress(facts: CaptureFacts) -> Iterator[tuple[str, str, str]]:
-    """Yield names, values and remarks on how far the capture has come."""
+    """Yield names, values and remarks about the capture's progress."""
     watermark, flow = facts.watermark, facts.flow
     if watermark.watermark is not None:
         ago = words.age((facts.process.time - watermark.watermark).total_seconds())

@@ -18,7 +18,7 @@ MAX_BARS = 72
 _DAY = 86_400
 _STEPS = (60, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, *(_DAY * n for n in (1, 2, 7, 14, 28, 91, 364)))
 _OUTLIERS = 0.005
-"""Share of messages at either end of the time axis that charts may leave out to show the others."""
+"""Maximum share of messages at either end of the time axis that charts may leave out."""
 _HEIGHT = 1000
 _MARGIN = 1.06
 """Height of a sparkline, as a multiple of its highest value."""
@@ -83,7 +83,7 @@ def _range(messages: Mapping[int, int]) -> tuple[int, int]:
 
 
 class Rectangle(NamedTuple):
-    """A rectangle; `kind` is the class that colors it."""
+    """A rectangle; `kind` is its CSS class."""
 
     x: float
     y: float
@@ -134,8 +134,8 @@ def stacked(
 ) -> Chart:
     """Return stacked bars over time. `layers`, from the bottom up, are names with one value per bar.
 
-    `unit` formats a value, `ticks` chooses the axis values for a maximum, `mark` formats these. `tone` followed by the
-    layer's number is the class that colors it.
+    `unit` formats a value, `ticks` chooses the axis values for a maximum, `mark` formats these. `tone` with the layer's
+    number is its CSS class.
     """
     totals = [sum(values) for values in zip(*(values for _, values in layers), strict=True)]
     scale = ticks(max(totals))
@@ -197,7 +197,7 @@ def size_ticks(highest: float) -> list[float]:
 
 
 def count_ticks(highest: float, least: float = 1.0, unit: float = 1.0) -> list[float]:
-    """Return round multiples of `unit` from 0 to at least `highest` of them, three to five, `least` or more apart."""
+    """Return three to five round multiples of `unit` from 0 to at least `highest`, at least `least` apart."""
     step = 10 ** math.floor(math.log10(max(highest, 1e-9)))
     step = next(each for each in (step / 5, step / 2, step, step * 2, step * 5) if highest / each <= 4)
     step = max(step, least)
@@ -235,7 +235,7 @@ class Sparkline:
     words: Callable[[float], str]
     """Formats a value."""
     span: float
-    """Seconds that are shown."""
+    """Time span in seconds."""
     bars: bool = False
     """Draw the mean of each bin as a bar, rather than the maximum as a line."""
     limit: float | None = None
@@ -248,7 +248,7 @@ class Sparkline:
 
     @cached_property
     def bins(self) -> list[float | None]:
-        """The value of each bin, oldest first; None where there is none."""
+        """The value of each bin, oldest first; None for an empty bin."""
         bins: list[list[float]] = [[] for _ in range(self.BINS)]
         for age, value in zip(self.ages, self.values, strict=True):
             number = self.BINS - 1 - int(age / self.span * self.BINS)
@@ -258,12 +258,12 @@ class Sparkline:
 
     @cached_property
     def peak(self) -> float:
-        """The highest value that is drawn; 0 without any."""
+        """The highest drawn value; 0 without any."""
         return max((value for value in self.bins if value is not None), default=0.0)
 
     @property
     def shown_limit(self) -> float | None:
-        """The limit if it is drawn: one far above the values would flatten them."""
+        """The limit, if drawn: one far above the values would flatten them."""
         return self.limit if self.limit is not None and 0 < self.limit <= _FAR * self.peak else None
 
     @property

@@ -15,7 +15,7 @@ MAX_TEXT = 4000
 
 @cache
 def environment(package: str) -> Environment:
-    """Return the environment for the templates of `package`, which also works from a zip file.
+    """Return the environment for the templates of `package`; it also works from a zip file.
 
     Templates extend `base.html` and filter values with the functions of `words`.
     """

@@ -16,7 +16,7 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 
 def visible(value: str, longest: int = 400, *, keep: str = "") -> str:
-    """Return the text cut off after `longest` characters; unprintable ones, unless in `keep`, become U+FFFD."""
+    """Cut the text off after `longest` characters; unprintable ones, unless in `keep`, become U+FFFD."""
     value = value if len(value) <= longest else f"{value[: longest - 1]}…"
     if value.isprintable():
         return value

@@ -1,1 +1,1 @@
-"""Read an archive as one table, each message once: what to read, as which types, and with which engine."""
+"""Read an archive as one table, each message once: selection, types, and engines."""

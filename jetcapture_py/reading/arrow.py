@@ -1,6 +1,6 @@
 """Read an archive with Arrow: each message once, in bounded memory, with the next row groups read ahead.
 
-An archive whose objects vanish before the first row was returned is planned again; after it, the read ends.
+If objects vanish before the first row is returned, the read is planned again; after it, the read fails.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from jetcapture_py.store.object_file import belongs
 _BATCH_BYTES = 8 << 20
 _MAX_ROWS = 1 << 16
 _PIECE_BYTES = 8 << 20
-"""Decoded bytes after which the other objects have their turn."""
+"""Decoded bytes after which other objects get their turn."""
 _REMOTE_OBJECTS = 8
-"""Remote objects that are read at the same time; of local ones, one more than there are cores."""
+"""Remote objects read at the same time; for local ones, the number of cores plus one."""
 
 Batches = Generator[pa.RecordBatch]
 Rows = npt.NDArray[np.bytes_]
@@ -68,7 +68,7 @@ def read_archive(
     `start` (inclusive) and `end` (exclusive) filter by `_nats_timestamp`, `event_start` and `event_end` by the time of
     the buckets: `_nats_time`, or `_nats_timestamp` in objects without that column. Each is a datetime with a time zone,
     a date (its beginning in UTC), or RFC 3339 text. `keys` filters by key; None stands for messages without one.
-    `columns` lists the wanted columns, or is a predicate on names.
+    `columns` lists the columns to return, or is a predicate on names.
 
     `dedupe`: `auto` drops copies where object names allow any; `full` compares all messages, for archives whose key
     rule, `block.interval` or decoding changed while copies were in flight; `none` returns all rows.
@@ -78,8 +78,8 @@ def read_archive(
     do not go together become string, structs and lists as JSON. `options` are the capture's `store.options`. The order
     of rows is not specified.
 
-    Only objects, row groups and columns that are needed are read. All messages that the archive has now are returned,
-    and perhaps some that are stored while it is read. Raises JetcaptureError, also while it is read.
+    Only the needed objects, row groups and columns are read. The result has all messages archived now, and perhaps some
+    that are stored during the read. Raises JetcaptureError, also during the read.
     """
     selection = Selection.of(start, end, keys, event_start, event_end)
     request = ReadRequest(
@@ -110,10 +110,10 @@ class PlanReader:
     files: ArchiveFiles
     table: Table
     columns: Sequence[str]
-    """Names of the table's columns that batches have, in their order; distinct."""
+    """Names of the batches' columns in order; distinct."""
     bounds: Sequence[Bound]
     keys: Sequence[str | None] | None
-    """The keys to return of objects in bundles; None for all."""
+    """The keys to return from objects in bundles; None for all."""
     seqs: Range | None = None
     """The sequences to return, inclusive; None for all."""
     keep: Keep | None = None
@@ -133,7 +133,7 @@ class PlanReader:
         )
 
     def batches(self, file: File, name: ObjectName, ranges: Sequence[Range] | None = None) -> Batches:
-        """Yield the rows of an object, or only those in ranges of sequences, that belong to the plan's result.
+        """Yield the plan's rows of an object, or of its ranges of sequences.
 
         Raises VanishedError, StoreError, JetcaptureError if a column no longer fits the plan.
         """
@@ -159,7 +159,7 @@ class PlanReader:
                     yield self._shaped(chosen_rows, name, source_of)
 
     def rows(self, batch: pa.RecordBatch, name: ObjectName) -> pa.RecordBatch:
-        """Return those rows of a batch that belong to the result, as if an object of this name held them.
+        """Return the plan's rows of a batch, as if an object of this name held it.
 
         Raises JetcaptureError if a column does not fit the plan.
         """
@@ -167,7 +167,7 @@ class PlanReader:
         return self._shaped(chosen, name, {stored.lower(): stored for stored in batch.schema.names})
 
     def _limited(self, name: ObjectName, ranges: Sequence[Range] | None) -> Sequence[Range] | None:
-        """Return the ranges of an object, all of it for None, within the sequences to return."""
+        """Limit the ranges of an object (None: all of it) to the sequences to return."""
         if self.seqs is None or (self.seqs[0] <= name.first_seq and name.last_seq <= self.seqs[1]):
             return ranges
         low, high = self.seqs
@@ -175,7 +175,7 @@ class PlanReader:
         return [(first, last) for first, last in within if first <= last]
 
     def _chosen(self, batch: pa.RecordBatch, name: ObjectName, ranges: Sequence[Range] | None) -> pa.RecordBatch:
-        """Return the rows within the ranges and bounds, with the keys to return, that are kept."""
+        """Return the rows that pass all filters: ranges, bounds, keys and `keep`."""
         masks = [_within(batch.column(layout.SEQ), ranges)] if ranges is not None else []
         masks += [_bounded(batch, bound) for bound in self.bounds]
         if self.keys is not None and name.bundle:
@@ -195,7 +195,7 @@ class PlanReader:
         return seqs is None or any(first <= seqs[1] and seqs[0] <= last for first, last in ranges or ())
 
     def _shaped(self, batch: pa.RecordBatch, name: ObjectName, source_of: Mapping[str, str]) -> pa.RecordBatch:
-        """Return the rows with exactly the reader's columns; those that the object lacks are null."""
+        """Return the rows with exactly the reader's columns; missing ones are null."""
         table, arrays = self.table, []
         for column in self.columns:
             if column in table.partitions:
@@ -234,7 +234,7 @@ def _batch_rows(groups: Sequence[Any], columns: Iterable[str]) -> int:
 
 
 def _outside(group: Any, bound: Bound) -> bool:
-    """Whether no row of a row group is within a bound, by its statistics."""
+    """Whether the statistics show that no row of a row group is within a bound."""
     limits = group_bounds(group, bound.columns[-1])
     for column in bound.columns[:-1]:
         known = statistics(group, column)
@@ -248,7 +248,7 @@ def _outside(group: Any, bound: Bound) -> bool:
 
 
 def _may_have_key(group: Any, keys: Sequence[str | None]) -> bool:
-    """Whether a row group may have rows of one of `keys`, by the statistics of its column of keys, if it has one."""
+    """Whether a row group may have rows of one of `keys`, by the statistics of its key column, if any."""
     known = statistics(group, layout.KEY)
     if known is None or not known.has_null_count:
         return True
@@ -277,7 +277,7 @@ def _bounded(batch: pa.RecordBatch, bound: Bound) -> pa.Array:
 
 @dataclass(slots=True, kw_only=True)
 class _Object:
-    """An object that is to be read, and its next rows."""
+    """An object to read, and its next rows."""
 
     name: ObjectName
     batches: Batches
@@ -356,7 +356,7 @@ def _rows(plan: ReadPlan) -> Batches:
 
 
 def _step(batches: Batches) -> tuple[list[pa.RecordBatch], bool]:
-    """Return some batches, and whether there may be more."""
+    """Decode up to `_PIECE_BYTES`; the flag is False at the end of the object."""
     pieces, size = [], 0
     for batch in batches:
         pieces.append(batch)
@@ -374,7 +374,7 @@ class _Identities:
         """Sorted arrays, each at least twice as long as the next."""
 
     def add_new(self, identities: Rows) -> Mask:
-        """Add identities, and return which of them were not in the set yet; of equal ones, the first."""
+        """Add identities; return a mask of the new ones, and of equal ones the first."""
         distinct, first = np.unique(identities, return_index=True)
         new = np.ones(len(distinct), bool)
         for known in self._sorted:
@@ -416,7 +416,7 @@ def _identities(rows: pa.RecordBatch, columns: Sequence[str]) -> Rows:
 
 
 def _digests(texts: pa.StringArray) -> npt.NDArray[np.uint8]:
-    """Return 8 bytes for each text, and for null."""
+    """Return a hash of 8 bytes for each text or null."""
     encoded = texts.dictionary_encode(null_encoding="encode")
     digests = [blake2b(repr(text).encode(), digest_size=8).digest() for text in encoded.dictionary.to_pylist()]
     indices: Int64s = encoded.indices.to_numpy()

@@ -1,4 +1,4 @@
-"""A KV bucket at some moment (ADR-8), from the envelope of its archived entries alone: its limits, and without Spark.
+"""A KV bucket at some moment (ADR-8), computed from the envelopes of its archived entries and its limits.
 
 An entry is in the bucket until its TTL (`Nats-TTL`, ADR-43) or the bucket's `max_age` has run out, or until newer
 entries of its key have replaced it: all older ones for a purge, else all but the newest `max_msgs_per_subject`. A
@@ -38,12 +38,12 @@ from jetcapture_py.transform.batch import header_values
 from jetcapture_py.transform.kv import operations
 
 NEEDED = (layout.SUBJECT, layout.SEQ, layout.TIMESTAMP, layout.HEADERS)
-"""Columns of the archive that an entry's key, operation and lifetime follow from."""
+"""Columns that define an entry's key, operation and lifetime."""
 EXPIRES = "_nats_expires"
-"""When an entry's lifetime ends; null for never."""
+"""Column of the end of an entry's lifetime; null for never."""
 KEY, OPERATION, REVISION = COLUMNS
 QUARANTINED = "_nats_quarantined"
-"""Whether an entry was not decoded, for `EntryReader.read`."""
+"""Column for `EntryReader.read`: whether an entry is in the quarantine."""
 _UNLIMITED = 1 << 30
 _MAX_SECONDS = 10**10
 """Seconds from which on a TTL counts as never: the server's durations end before."""
@@ -54,16 +54,16 @@ _DURATION = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(h|ms|m|s|[uµμ]s|ns)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketIncarnation:
-    """A bucket from its creation until it was created again, and how long it keeps entries."""
+    """One incarnation of a bucket, and its limits."""
 
     created: int
     """In microseconds since 1970."""
     continues: bool
-    """Whether it may have entries of the one before, because it is a mirror, or was restored."""
+    """Whether it may have entries of the earlier one, because it is a mirror or was restored."""
     max_age: int
     """In microseconds; 0 for no limit."""
     per_key: int
-    """Entries of a key that it keeps."""
+    """Number of entries kept per key."""
     ttls: bool
     """Whether entries may have TTLs of their own."""
 
@@ -82,7 +82,7 @@ def check_name(bucket: str) -> None:
 def incarnations(
     files: ArchiveFiles, stream: str, max_age: str | float | timedelta | None, per_key: int | None
 ) -> list[BucketIncarnation]:
-    """Return the incarnations of the bucket that the capture has recorded, oldest first; at least one.
+    """Return the recorded incarnations of the bucket, oldest first; at least one.
 
     `max_age` and `per_key` replace the recorded limits. Raises JetcaptureError.
     """
@@ -120,11 +120,12 @@ def _microseconds(max_age: str | float | timedelta) -> int:
 def start_of(
     known: Sequence[BucketIncarnation], until: int | None, bounds: Mapping[int, Bounds]
 ) -> tuple[BucketIncarnation, int]:
-    """Return the incarnation at a time, None for the newest, and when its entries begin, in microseconds since 1970.
+    """Return the incarnation at a time (None: the newest), and the time of its first entries, in microseconds since
+    1970.
 
-    A bucket that was created again starts its revisions again. A mirror that was created again and a restored bucket
-    continue theirs, and so all older entries belong to them. `bounds` are the first and last sequence of each
-    incarnation, by its creation; they do not matter to a single one.
+    A recreated bucket starts its revisions again. A recreated mirror and a restored bucket continue theirs, so all
+    older entries belong to them. `bounds` are the first and last sequence of each incarnation by creation time; a
+    single incarnation needs none.
     """
     known = [one for one in known if until is None or one.created <= until] or list(known[:1])
     created = [one.created for one in known]
@@ -155,7 +156,7 @@ def read_bucket(
 
     Columns: `key_name`, `operation` (put, delete, purge, expire), `revision`, `_nats_expires` (null: never), the
     envelope, with the value in `_nats_payload`, and the decoded columns, which are null if a value could not be
-    decoded. `columns` lists the wanted columns.
+    decoded. `columns` lists the columns to return.
 
     TTLs and limits are those that the capture recorded; `max_age` (a duration, 0 for no limit) and
     `max_msgs_per_subject` override them. The other arguments are those of `read_archive`. Sequences, times, keys and
@@ -176,7 +177,7 @@ def read_bucket(
     def reader_of(chosen: Any, *, quarantine: bool) -> pa.RecordBatchReader:
         return read_archive(url, stream, columns=chosen, quarantine=quarantine, **read)
 
-    # the quarantine first: what is decoded meanwhile is stored in the archive before it leaves the quarantine
+    # the quarantine first: entries are archived before they leave the quarantine
     bad, good = (
         [_facts(batch) for batch in reader_of(NEEDED.__contains__, quarantine=quarantine)]
         for quarantine in (True, False)
@@ -220,7 +221,7 @@ def read_bucket(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryReader:
-    """Chooses entries at a moment, and returns them with the columns of the result. It can be pickled, for workers."""
+    """Selects entries at a moment, and returns them with the columns of the result. It can be pickled, for workers."""
 
     bucket: BucketIncarnation
     moment: int
@@ -228,13 +229,13 @@ class EntryReader:
     history: bool
     """Whether to return all entries."""
     types: Mapping[str, pa.DataType]
-    """The columns of the result, and their types: some of `entry_types`."""
+    """The columns and types of the result: a part of `entry_types`."""
 
     def read(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Choose from all entries, decoded or not (`QUARANTINED`).
 
-        They are sorted by key, sequence and time, quarantined ones before decoded ones. Of earlier batches, only what
-        may still be in the bucket is in memory, of one key.
+        They are sorted by key, sequence and time, quarantined ones before decoded ones. Of earlier batches, memory
+        holds only entries of one key that may still be in the bucket.
         """
         held: pa.RecordBatch | None = None
         for batch in chain(batches, (None,)):
@@ -251,13 +252,13 @@ class EntryReader:
                 yield pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
 
     def _last(self, entries: _Entries) -> Mask:
-        """Return a mask of the rows at the end of which there may be more to compare."""
+        """Return a mask of the last rows, which may have to be compared with later ones."""
         keys = entries.facts.column(KEY)
         last: Mask = pc.equal(keys, keys[-1]).to_numpy(zero_copy_only=False)
         return last & (entries.seqs == entries.seqs[-1]) if self.history else last
 
     def _may_stay(self, entries: _Entries) -> Mask:
-        """Return a mask of the entries, all of one key, that may be in the bucket after newer ones of the key."""
+        """Return a mask of the entries, all of one key, that may still be in the bucket after newer ones."""
         if self.history or not len(entries.seqs):
             return np.ones(len(entries.seqs), bool)
         stored = [int(entries.seqs.argmax())]
@@ -316,14 +317,14 @@ class _Entries:
 
 
 _OPERATION, _REASON, _TTL, _ROLLUP = _HEADERS = (buckets.OPERATION, buckets.MARKER, "Nats-TTL", "Nats-Rollup")
-"""The headers that count, of which the first values do."""
+"""Headers that matter; the first value counts."""
 _FACTS = pa.schema(
     [(layout.SEQ, pa.int64()), (layout.TIMESTAMP, pa.int64()), *((name, pa.string()) for name in (KEY, *_HEADERS))]
 )
 
 
 def _facts(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return sequences, times in microseconds, keys ("" for what is no entry of a bucket), and the headers."""
+    """Return sequences, times in microseconds, keys ("" for messages that are no entries), and the headers."""
     times = batch.column(layout.TIMESTAMP).cast(pa.int64())
     keys = pc.struct_field(pc.extract_regex(batch.column(layout.SUBJECT), f"{SUBJECTS}(?P<key>.+)$"), "key")
     headers = (header_values(batch.column(layout.HEADERS), name) for name in _HEADERS)
@@ -337,7 +338,7 @@ def _operations(facts: pa.RecordBatch) -> pa.Array:
 
 
 def _ends(facts: pa.RecordBatch, bucket: BucketIncarnation) -> pa.Array:
-    """Return when entries expire, in microseconds since 1970; null for never."""
+    """Return the expiry of entries, in microseconds since 1970; null for never."""
     encoded, stored = facts.column(_TTL).dictionary_encode(), facts.column(layout.TIMESTAMP)
     texts = encoded.dictionary.to_pylist()
     ends = pa.nulls(len(stored), pa.int64())
@@ -352,7 +353,7 @@ def _ends(facts: pa.RecordBatch, bucket: BucketIncarnation) -> pa.Array:
 
 
 def seconds_of(ttl: str) -> int | None:
-    """Return the seconds of a TTL, which is a number of them or a duration of Go, cut off; None for never."""
+    """Parse a TTL, a number of seconds or a Go duration, to whole seconds; None for never."""
     if ttl.isascii() and ttl.isdecimal():
         seconds = float(ttl)
     else:
@@ -361,13 +362,13 @@ def seconds_of(ttl: str) -> int | None:
 
 
 def _first_copies(entries: _Entries) -> Mask:
-    """Return which rows are not in the quarantine if the same entry is also decoded."""
+    """Return a mask without quarantined rows whose entry is also decoded."""
     decoded = entries.messages(~entries.quarantined)
     return ~(entries.quarantined & decoded.contains(entries.seqs, entries.times))
 
 
 def _present(entries: _Entries, bucket: BucketIncarnation, moment: int) -> Mask:
-    """Return which rows are what clients could get at a moment: an entry of each key that had one."""
+    """Return a mask of the entries that clients could get at a moment: one per existing key."""
     seqs, quarantined = entries.seqs, entries.quarantined
     ends = _ends(entries.facts, bucket)
     put: Mask = pc.equal(_operations(entries.facts), PUT).to_numpy(zero_copy_only=False)
@@ -389,7 +390,7 @@ def _present(entries: _Entries, bucket: BucketIncarnation, moment: int) -> Mask:
 
 
 class _History:
-    """Follows the history of a key: with each new entry, expired ones go, and the oldest beyond the limit.
+    """Replays the history of a key: each new entry removes expired ones, and the oldest beyond the limit.
 
     So older entries become the newest again when newer ones expire first.
     """
@@ -403,13 +404,13 @@ class _History:
         self._clears = pc.or_(marked, rolled).to_pylist()
 
     def newest(self, rows: Sequence[int], moment: int) -> list[int]:
-        """Return the row of a key's newest entry at a moment, if it has one; `rows` are all of the key, in order."""
+        """Return the row of a key's newest entry at a moment, if any; `rows` are all of the key, in order."""
         if self._lives(rows[-1], moment):
             return [rows[-1]]
         return [row for row in self.stored(rows) if self._lives(row, moment)][-1:]
 
     def stored(self, rows: Iterable[int]) -> list[int]:
-        """Return the rows of the entries that are stored when the last one is."""
+        """Return the rows of the entries in the bucket once the last one is stored."""
         seqs, times, stored = self._seqs, self._times, list[int]()
         for new in rows:
             kept = [
@@ -429,7 +430,7 @@ class _History:
 def entry_types(good: pa.Schema, bad: pa.Schema) -> dict[str, pa.DataType]:
     """Return the columns of a bucket's entries, decoded or not, and their types.
 
-    Of a bucket that was captured as a stream, fields of values may be called like these, and get `_` appended.
+    In a bucket captured as a stream, fields of values with these names get `_` appended.
     """
     captured = set(COLUMNS) <= {name.lower() for name in good.names}
     types = {KEY: pa.string(), OPERATION: pa.string(), REVISION: pa.int64(), EXPIRES: INSTANT}

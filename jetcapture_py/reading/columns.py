@@ -1,7 +1,7 @@
-"""Read objects with different columns as one table: which columns it has, by which names, of which types.
+"""Unite objects with different columns into one table: its columns, names and types.
 
-Every engine renders what is decided here. `archive/common_type.py` unites types; readers, for which nothing is stored
-again, make every integer an int64 and nested types that do not fit text (`_target`).
+Every engine renders this table. `archive/common_type.py` unites types; for readers, every integer becomes an int64, and
+nested types that do not fit become text (`_target`).
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ INSTANT = pa.timestamp("us", "UTC")
 class Table:
     """The columns of a set of objects.
 
-    `schemas` are the objects' distinct schemas; some methods are about objects of the schema with that index. A column
-    whose types go together is read as their common type, which Parquet allows for structs that have more or fewer
-    fields, for wider numbers, and for columns that are null throughout if they become numbers. Any other is read as it
-    is stored, and then converted.
+    `schemas` are the objects' distinct schemas; some methods take a schema's index. A column with compatible types is
+    read as their common type, which Parquet allows for structs with more or fewer fields, for wider numbers, and for
+    null columns that become numbers. Any other column is read as stored, and then converted.
     """
 
     def __init__(
@@ -51,13 +50,13 @@ class Table:
         """`columns` are those to read besides a message's identity and time, None for all; `inexact` ones, in lower
         case, have integers that are not exact as a double.
 
-        Raises JetcaptureError for types that cannot be read, and names that are the same but for their case. With
-        `for_sql`, such columns are left out, and those that SQL cannot name.
+        Raises JetcaptureError for unreadable types, and for names that differ only in case. With `for_sql`, such
+        columns are left out, as are those that SQL cannot name.
         """
         self.unread: dict[str, str] = {}
-        """The columns that are left out, in lower case, and why."""
+        """Left-out columns in lower case, with the reason."""
         self.partitions = list(layout.PARTITIONS[1:] if quarantine else layout.PARTITIONS)
-        """Columns of text that follow from an object's path, after the others."""
+        """Text columns derived from an object's path, after the others."""
         named = () if columns is None or callable(columns) else columns
         always = {name.lower() for name in (*named, *layout.IDENTITY, layout.ROW, layout.TIME)}
 
@@ -88,7 +87,7 @@ class Table:
         for field in schema:
             folded = field.name.lower()
             if field.name == layout.KEY or folded in self.partitions or not chosen(field.name):
-                continue  # its path says it, or it is not needed
+                continue  # derived from the path, or not needed
             try:
                 if folded in stored:
                     raise JetcaptureError(f"columns {stored[folded][0]} and {field.name} {_SAME_BUT_FOR_CASE}")
@@ -97,7 +96,7 @@ class Table:
             except JetcaptureError as error:
                 if not for_sql:
                     raise
-                self.unread[folded] = str(error).rpartition(": ")[0]  # without what to do about it
+                self.unread[folded] = str(error).rpartition(": ")[0]  # without the remedy
                 continue
             stored[folded] = field.name, type_
         return stored
@@ -122,7 +121,7 @@ class Table:
         return self._stored[schema]
 
     def drifts(self, schema: int) -> bool:
-        """Whether an object stores a column in a type that a Parquet reader cannot convert to that of the result."""
+        """Whether an object stores a column in a type that a Parquet reader cannot convert to the result's."""
         return any(
             read_as(type_, self.columns[folded].type) != self.columns[folded].type
             for folded, (_, type_) in self._stored[schema].items()
@@ -130,7 +129,7 @@ class Table:
 
 
 def listed(columns: object) -> list[str]:
-    """Return one or several names of columns as a list. Raises JetcaptureError for what is no name."""
+    """Return one or several column names as a list. Raises JetcaptureError for anything else."""
     one = isinstance(columns, str) or not isinstance(columns, Iterable)
     names: list[Any] = [columns] if one else list(cast("Iterable[Any]", columns))
     if wrong := [name for name in names if not isinstance(name, str)]:
@@ -141,7 +140,7 @@ def listed(columns: object) -> list[str]:
 
 
 def outputs(names: Sequence[str], columns: Columns | None, known: Iterable[str] | None = None) -> list[tuple[str, str]]:
-    """Return the columns of a result: their names as in `columns`, and those of `names` that they stand for.
+    """Return the columns of a result: names as in `columns`, and the matching ones of `names`.
 
     Raises JetcaptureError, which lists the `known` columns, if there is no such column.
     """
@@ -167,11 +166,12 @@ _WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
     pa.int32(): (pa.int64(), pa.float64()),
     pa.float32(): (pa.float64(),),
 }
-"""As what a Parquet reader, Spark's included, reads a type besides that type itself, without a change to any value."""
+"""Types that a Parquet reader, Spark's included, can read a type as without changing any value, besides the type
+itself."""
 
 
 def _target(types: Sequence[pa.DataType], *, exact: bool) -> pa.DataType:
-    """Return the type of a column that objects store as `types`; `exact`: integers in it are exact as a double."""
+    """Return the result type of a column stored as `types`; `exact`: its integers are exact as a double."""
     if (merged := common(types, lossless=True)) is not None:
         return _without_null(merged)
     if any(type_.num_fields for type_ in types):
@@ -185,7 +185,8 @@ def _target(types: Sequence[pa.DataType], *, exact: bool) -> pa.DataType:
 def inexact_columns(
     files: ArchiveFiles, infos: Sequence[ObjectInfo], objects: Mapping[ObjectName, File]
 ) -> Collection[str]:
-    """Return columns, in lower case, that are floats in some objects and in others integers that no double holds."""
+    """Return columns, in lower case, that are floats in some objects and integers beyond a double's precision in
+    others."""
     types = pa.types
     schemas = {info.schema_number: info.schema for info in infos}
     floats = {field.name.lower() for schema in schemas.values() for field in schema if types.is_floating(field.type)}
@@ -220,7 +221,7 @@ def is_cast(stored: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _check_fields(column: str, type_: pa.DataType, *, named: bool) -> None:
-    """Raise JetcaptureError if a struct has two fields whose names count as equal, or, if `named`, one without any."""
+    """Raise JetcaptureError if a struct has two fields with equal names or, if `named`, one without a name."""
     for inner in inner_types(type_):
         _check_fields(column, inner, named=named)
     if pa.types.is_struct(type_):
@@ -263,7 +264,7 @@ _SIMPLE: dict[pa.DataType, pa.DataType] = {
 
 
 def as_read(column: str, type_: pa.DataType) -> pa.DataType:
-    """Return the type with which values of a stored type are read: one of few for all types that have the same values.
+    """Return the type to read a stored type as: one of few, shared by types with the same values.
 
     Raises JetcaptureError for types that Parquet has, but not every engine.
     """

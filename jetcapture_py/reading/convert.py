@@ -21,16 +21,16 @@ import pyarrow.compute as pc
 from jetcapture_py.archive.common_type import converted, is_list, plain_list, without_slack
 
 Inner = Callable[[pa.Array, int], list[Any]]
-"""Converts the child with this number of a struct, map or list as `plain_values` does."""
+"""Converts the numbered child of a struct, map or list like `plain_values`."""
 
 _LONG_YEAR = r"^(\d{5,}-)"
 
 encode_json = msgspec.json.Encoder(decimal_format="number").encode
-"""Encodes what `plain_values` returns."""
+"""Encodes the result of `plain_values`."""
 
 
 def convert(array: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert a stored column to the type that it has in a table; fields that it lacks are null.
+    """Convert a stored column to its type in a table; missing fields are null.
 
     Fields of structs are matched by name in any case. Everything becomes text by `text_of`.
     """
@@ -49,7 +49,7 @@ def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:
 def text_of(array: pa.Array) -> pa.StringArray:
     """Return values as text: strings unchanged, structs, lists and maps as JSON; null stays null.
 
-    Binary values are taken for UTF-8, and what is not becomes U+FFFD.
+    Binary values are read as UTF-8; invalid bytes become U+FFFD.
     """
     types, kind = pa.types, array.type
     if types.is_nested(kind) or types.is_floating(kind):
@@ -117,7 +117,7 @@ def _not_finite(value: float) -> str:
 
 
 def _scalars(array: pa.Array) -> pa.Array:
-    """Convert scalars to types that JSON has, as far as Arrow can."""
+    """Convert scalars to JSON types, as far as Arrow can."""
     types, kind = pa.types, array.type
     if types.is_timestamp(kind):
         return rfc3339(array) if kind.tz else _iso(array)

@@ -1,8 +1,8 @@
 """Render a plan as SQL of DuckDB: views over its own Parquet reader, with each message once.
 
 Objects of one schema are one `read_parquet`, with their partitions from the paths. DuckDB reads local objects itself,
-under links whose paths hold nothing but these partitions. Others it reads through `ArchiveFiles`, with its timeouts and
-renewed credentials.
+through links with only these partitions in their paths. Remote objects are read through `ArchiveFiles`, with its
+timeouts and renewed credentials.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ VIEWS = ("archive", "quarantine", "objects")
 _MEMORY_SHARE = 2
 """DuckDB gets this part of the memory; Python, Arrow and the page cache need the rest."""
 _REMOTE_THREADS = 16
-"""Threads that read a remote store: they mostly wait for it."""
+"""Threads that read a remote store; they mostly wait."""
 _COPY, _FILE = "_nats_copy", "_nats_file"
 _ROW_NUMBER = "file_row_number"
-"""The column of DuckDB's reader that numbers the rows of a file."""
+"""DuckDB's column of row numbers within a file."""
 _ROW_BITS = 36
 _NAMED = re.compile(rf"\b({'|'.join(VIEWS)})\b", re.IGNORECASE)
 _OBJECTS = pa.schema(
@@ -87,7 +87,7 @@ def named_views(statement: str) -> list[str]:
 
 
 def sql_type(type_: pa.DataType) -> str:
-    """Return DuckDB's name of a type of a plan's table."""
+    """Return DuckDB's name of a table's type."""
     if (simple := _SIMPLE.get(type_)) is not None:
         return simple
     if pa.types.is_decimal(type_):
@@ -125,7 +125,7 @@ def connect(spilled: Path | None) -> DuckDBPyConnection:
 
 
 def _memory() -> int:
-    """Return the bytes of memory that this machine or its container has."""
+    """Return the memory of this machine or its container in bytes."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):
@@ -134,7 +134,7 @@ def _memory() -> int:
 
 
 class ArchiveViews:
-    """Views of an archive on a DuckDB connection, each of which renders a plan.
+    """Views of an archive on a DuckDB connection; each renders a plan.
 
     `directory` is an empty directory for links to local objects.
     """
@@ -142,11 +142,11 @@ class ArchiveViews:
     def __init__(self, connection: DuckDBPyConnection, files: ArchiveFiles, directory: Path) -> None:
         self._connection, self.files = connection, files
         self.plans: dict[str, ReadPlan] = {}
-        """The plans of the views that were created."""
+        """The plans of the created views."""
         self._functions: dict[tuple[pa.DataType, pa.DataType], str] = {}
         self._directory = directory
         self._tops: dict[str, str] = {}
-        """The paths that stand for directories of objects."""
+        """Short paths that stand for directories of objects."""
         self._remote: _Remote | None = None
         if not files.local:
             self._remote = _Remote(files)
@@ -196,15 +196,15 @@ class ArchiveViews:
         return failure
 
     def shown(self, text: str) -> str:
-        """Replace the objects' paths in an error's text with those that users know."""
+        """Replace the internal paths of objects in an error's text with the real ones."""
         for top, path in self._tops.items():
             text = text.replace(f"{path}/", f"{top}/")
         return text
 
     def _path(self, file: File) -> str:
-        """Return the path of an object for DuckDB: its partitions and name, below what stands for the directory.
+        """Return the path of an object for DuckDB: its partitions and name, below the short path of the directory.
 
-        So the only `=` in it are those of the partitions, and none of the archive's characters is a pattern.
+        So the only `=` in it are those of the partitions, and it has no characters of patterns.
         """
         parts = file.place.split("/")
         levels = 3 if file.name is not None and file.name.quarantine else 4
@@ -241,7 +241,7 @@ class ArchiveViews:
         self, plan: ReadPlan, names: Iterable[ObjectName], *, where: str = "", number: bool = False
     ) -> list[str]:
         """Return a SELECT of the table's columns for each layout and schema of these objects; with `number`, also of
-        a number that says where a row is."""
+        the row's location as a number."""
         table, first = plan.table, 0
         alike: dict[tuple[int, bool], list[ObjectName]] = defaultdict(list)
         for name in names:
@@ -289,9 +289,9 @@ class ArchiveViews:
         return f"SELECT {columns} FROM ({union}) SEMI JOIN ({first}) USING ({_COPY})"
 
     def _converted(self, column: str, stored: pa.DataType, target: pa.DataType) -> str:
-        """Return the expression of a stored column with its type in the table."""
+        """Return the expression that converts a stored column to its type in the table."""
         if is_cast(stored, target):
-            return f"CAST({column} AS {sql_type(target)})"  # nothing to do, except for such types as unsigned numbers
+            return f"CAST({column} AS {sql_type(target)})"  # nothing to do, except for types such as unsigned numbers
         name = self._functions.get((stored, target))
         if name is None:
             name = self._functions[stored, target] = f"_nats_converted_{len(self._functions)}"
@@ -328,7 +328,7 @@ def _bounded(bound: Bound) -> Iterator[str]:
 
 
 class _Remote(AbstractFileSystem):  # type: ignore[misc]
-    """Remote objects as files that DuckDB opens, read through `ArchiveFiles`."""
+    """Presents remote objects as files to DuckDB, read through `ArchiveFiles`."""
 
     protocol = "jetcapture"
     cachable = False
@@ -348,7 +348,7 @@ class _Remote(AbstractFileSystem):  # type: ignore[misc]
         return self._strip_protocol(path) in self.files_at
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Return what the listing said about the object."""
+        """Return the object's entry in the listing."""
         return {"name": path, "type": "file", "size": self.size(path)}
 
     def size(self, path: str) -> int:
@@ -356,7 +356,7 @@ class _Remote(AbstractFileSystem):  # type: ignore[misc]
         return self.files_at[self._strip_protocol(path)].size
 
     def modified(self, path: str) -> datetime:
-        """Return when the object was written, or 1970 if the store does not tell."""
+        """Return the object's modification time, or 1970 if the store does not tell."""
         return datetime.fromtimestamp(self.files_at[self._strip_protocol(path)].modified or 0, UTC)
 
     def open(self, path: str, *_: Any, **__: Any) -> ObjectParts:

@@ -27,11 +27,11 @@ Format = Literal["table", "csv", "json", "parquet"]
 _MEASURED = 1000
 """Rows that determine the column widths of a table."""
 _TEXT_BYTES = 8 << 20
-"""Bytes of rows that become text at a time: as Python's values, they take several times as much."""
+"""Bytes of rows converted to text at a time: as Python values, they take several times as much."""
 _GROUP_BYTES, _GROUP_ROWS = 32 << 20, 1 << 17
 """Bytes or rows after which a row group of Parquet ends."""
 _OPEN = ("/dev/fd/", "/dev/std", "/proc/")
-"""Where the paths of open files begin."""
+"""Prefixes of the paths of open files."""
 
 
 def write(
@@ -86,7 +86,7 @@ def _write_parquet(
 
 @contextmanager
 def _uploaded(output: str, options: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the path of a temporary file, which is uploaded when the block ends without an error."""
+    """Yield a temporary file's path; upload the file when the block ends without an error."""
     import tempfile
 
     store = open_driver(output, options)
@@ -147,7 +147,7 @@ def _temporary(path: Path) -> Iterator[Path]:
 
 
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Divide batches that are large."""
+    """Divide large batches."""
     for batch in batches:
         rows = max(1, batch.num_rows * _TEXT_BYTES // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, rows):
@@ -206,7 +206,7 @@ def _texts(array: pa.Array) -> list[str | None]:
             return [None if value is None else base64.b64encode(value).decode() for value in array.to_pylist()]
         else:
             array = text_of(array)
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # a type that an archive does not have, such as a union
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # a type unknown to archives, such as a union
         return [None if value is None else str(value) for value in array.to_pylist()]
     texts: list[str | None] = array.to_pylist()
     return texts

@@ -1,7 +1,7 @@
-"""Plan how to read an archive, as a value that Spark, Arrow and DuckDB render: every message once, as one table.
+"""Plan a read of an archive as one table, each message once. Spark, Arrow and DuckDB render the plan.
 
-Object names say which objects may share messages (see `layout`). Others are read as they are; those that may share
-messages are compared by sequence (see `overlaps`), or row by row. `Table` in `columns` decides the columns.
+Object names show which objects may share messages (see `layout`); these are compared by sequence (see `overlaps`), or
+row by row. All others are read without comparing. `Table` in `columns` decides the columns.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jetcapture_py.text import plural
 
 Dedupe = Literal["auto", "full", "none"]
 Keep = Callable[[Seqs, Micros], Mask]
-"""Chooses messages. It can be pickled."""
+"""A predicate on messages that can be pickled."""
 
 _EVERYTHING = Selection()
 _QUARANTINE = pa.schema(
@@ -46,7 +46,7 @@ Objects = Mapping[ObjectName, File]
 
 
 class Bound(NamedTuple):
-    """A condition on rows: the first of `columns` that is not null is from `start` (inclusive) to `end` (exclusive).
+    """A condition on rows: the first non-null one of `columns` is from `start` (inclusive) to `end` (exclusive).
 
     The columns of a plan's bounds are times.
     """
@@ -58,11 +58,9 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPlan:
-    """What to read of an archive. Without matching objects, none are read, and the table has the columns of the last
-    object, or of a quarantine.
+    """A read of an archive. Without matching objects, the table has the columns of the last object, or of a quarantine.
 
-    Of objects in bundles, only rows with one of the keys of `selection` belong to the result; of all, only rows within
-    `bounds` and the sequences of `selection`, and those for which `keep` is true.
+    Row filters: the keys of `selection` (bundled objects only), its sequences, `bounds`, and `keep`.
     """
 
     files: ArchiveFiles
@@ -70,7 +68,7 @@ class ReadPlan:
     """The objects' directory, relative to the archive's root."""
     selection: Selection
     objects: Objects
-    """The objects to read or to compare, and some without further messages."""
+    """The objects to read or to compare, and some that have only copies."""
     table: Table
     schema_of: Mapping[ObjectName, int]
     """The index of each object's schema in `table`."""
@@ -79,13 +77,13 @@ class ReadPlan:
     parts: Mapping[ObjectName, Sequence[Range]]
     """Objects to read only in ranges of sequences (inclusive)."""
     shared: Sequence[ObjectName]
-    """Objects whose rows are compared: of those that are equal in `identity`, one belongs to the result."""
+    """Objects whose rows are compared: of rows with equal `identity`, the result has one."""
     identity: Sequence[str]
-    """Columns; `_nats_row`, if the table has it, is one that counts as 0 where it is null."""
+    """Columns that identify a row, including `_nats_row` if the table has it (null counts as 0)."""
     outputs: Sequence[tuple[str, str]]
-    """The columns of the result: names as they were asked for, and the table's."""
+    """The columns of the result: requested names, and the table's names."""
     keep: Keep | None = None
-    """Chooses messages; None for all. Spark's own reader does not call it."""
+    """A predicate on messages; None for all. Spark's own reader does not call it."""
 
     @property
     def names(self) -> list[ObjectName]:
@@ -106,7 +104,7 @@ class ReadPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRequest:
-    """What to read of the archive of `stream`, or of its quarantine; the fields are arguments of `read_archive`."""
+    """A request to read the archive of `stream`, or its quarantine; the fields are arguments of `read_archive`."""
 
     files: ArchiveFiles
     stream: str
@@ -136,11 +134,11 @@ class ReadRequest:
         table: Table | None = None,
         for_sql: bool = False,
     ) -> ReadPlan:
-        """Plan how to read the archive as of now: list it, and read footers. Raises JetcaptureError.
+        """Plan a read of the archive's current objects: list it, and read footers. Raises JetcaptureError.
 
-        Earlier listed `objects` are used at first; those that are gone are looked for in a new list. `before` are the
-        columns of an archive without objects, which is an error otherwise. Objects are read as a `table` that was
-        planned before; without one, as one of their own columns, less those that SQL cannot have if it is `for_sql`.
+        An earlier listing `objects` is used first; if some have vanished, the archive is listed again. `before` are the
+        columns of an archive without objects, which is an error otherwise. `table` has the result's columns; by
+        default, they are the union of the objects' columns, with `for_sql` without those that SQL cannot name.
         """
         lists = [] if objects is None else [objects]
 
@@ -164,7 +162,7 @@ class ReadRequest:
         return retried(planned)
 
     def _chosen(self, objects: Objects) -> list[ObjectInfo]:
-        """Return the objects that may hold messages of the selection. Raises VanishedError, JetcaptureError."""
+        """Return the objects that may have messages of the selection. Raises VanishedError, JetcaptureError."""
         selection = self.selection
         files = [file for name, file in objects.items() if name.parquet and selection.may_hold_name(name)]
         infos = self.files.infos(files, detailed=selection.needs_times)
@@ -198,7 +196,7 @@ class ReadRequest:
         schema_of: Mapping[ObjectName, int],
         columns: Sequence[tuple[str, str]],
     ) -> ReadPlan:
-        """Divide objects into those to read completely, in parts, and those to compare row by row."""
+        """Divide objects into those to read completely, to read in parts, and to compare row by row."""
         names = [info.name for info in infos]
         bundles = {info.name: info.bundles for info in infos if info.bundles}
         whole: list[ObjectName] = []
@@ -241,7 +239,7 @@ class ReadRequest:
             raise JetcaptureError(f"{self.files.shown} has {many}, and only Parquet can be read{hint}")
 
     def _refuse_nothing(self) -> None:
-        """Raise JetcaptureError for a stream without objects, unless it is the quarantine of one that is archived."""
+        """Raise JetcaptureError for a stream without objects, unless this is the quarantine of an archived stream."""
         entries, url = self.files.names(), self.files.shown
         if self.quarantine and self.stream in entries:
             return
@@ -255,7 +253,7 @@ class ReadRequest:
 
 
 def no_archive(files: ArchiveFiles, stream: str) -> JetcaptureError:
-    """Return the error for a stream of which nothing can be read: none is archived, or every object is damaged."""
+    """Return the error for a stream without readable objects: not archived, or all damaged."""
     if any(file.name is not None for file in files.files(stream)):
         text = f"no object of stream {stream} under {files.shown} can be read; jetcapture verify says why"
     elif stream in files.names():
@@ -266,7 +264,7 @@ def no_archive(files: ArchiveFiles, stream: str) -> JetcaptureError:
 
 
 def list_objects(files: ArchiveFiles, directory: str, selection: Selection = _EVERYTHING) -> Objects:
-    """List a stream's objects that may hold messages of a selection, by keys and buckets, in the order of their paths.
+    """List a stream's objects that may have messages of a selection, by keys and buckets, ordered by path.
 
     Raises JetcaptureError.
     """

@@ -1,4 +1,4 @@
-"""Why messages are in a quarantine: reasons with counts, times, subjects and an example."""
+"""Reasons of a quarantine with counts, times, subjects and an example."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from jetcapture_py.config.units import format_time
 from jetcapture_py.text import escaped, one_line, plural
 
 _QUOTED, _NUMBERS = r"\"[^\"]*\"|'[^']*'", "[0-9]+"
-"""What errors of one kind differ in."""
+"""Parts in which errors of one kind differ."""
 COLUMNS = (layout.SEQ, layout.TIMESTAMP, layout.SUBJECT, layout.STAGE, layout.ERROR)
-"""What is read of each message."""
+"""Columns to read of each message."""
 
 _MAX_SUBJECTS = 10_000
-"""Maximum distinct subjects that are counted for a reason."""
+"""Maximum distinct subjects counted per reason."""
 _MAX_SHOWN = 5
-"""Maximum subjects that are shown for a reason."""
+"""Maximum subjects shown per reason."""
 
 
 def alike(errors: pa.Array) -> pa.Array:
-    """Return errors without what they differ in: quoted text becomes "…", and numbers N."""
+    """Normalize errors: quoted text becomes "…", and numbers N."""
     return pc.replace_substring_regex(pc.replace_substring_regex(errors, _QUOTED, '"…"'), _NUMBERS, "N")
 
 
 def matching(rows: pa.Table, texts: Sequence[str]) -> Mask:
-    """Return a mask of the rows whose reason, `stage: error` as it is or as `ReasonSummary` has it, contains a text."""
+    """Return a mask of the rows whose reason, `stage: error` as stored or normalized, contains a text."""
     stages, errors = (rows[name].combine_chunks() for name in (layout.STAGE, layout.ERROR))
     matched = pa.array([not texts] * rows.num_rows, pa.bool_())
     for reasons in (errors, alike(errors)) if texts else ():
@@ -50,21 +50,21 @@ class ReasonSummary:
 
     stage: str
     error: str
-    """The error, without what these differ in."""
+    """The normalized error."""
     messages: int = 0
     first: datetime = field(default=datetime.max)
     """The earliest timestamp, UTC."""
     last: datetime = field(default=datetime.min)
     """The latest timestamp, UTC."""
     subjects: Counter[str] = field(default_factory=Counter)
-    """Messages by subject; of many thousand subjects, only some."""
+    """Messages by subject; of too many subjects, only some."""
     seq: int = 0
     """Sequence of the example: the lowest one."""
     example: str = ""
     """The example's error."""
 
     def fields(self) -> dict[str, Any]:
-        """Return everything as JSON values; of the subjects, the most frequent ones."""
+        """Return everything as JSON values, with the most frequent subjects."""
         return {
             "stage": self.stage,
             "error": self.error,
@@ -93,7 +93,7 @@ class ReasonCounter:
         self._reasons: dict[tuple[str, str], ReasonSummary] = {}
 
     def add(self, rows: pa.Table) -> None:
-        """Add messages, each of which has `COLUMNS`."""
+        """Add messages with `COLUMNS`."""
         texts = {name: pc.fill_null(rows[name].cast(pa.string()), "") for name in COLUMNS[2:]}
         table = pa.table({name: rows[name] for name in COLUMNS[:2]} | texts).sort_by(layout.SEQ)
         table = table.append_column("reason", alike(table[layout.ERROR]))

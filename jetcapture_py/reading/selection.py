@@ -1,4 +1,4 @@
-"""Which messages of an archive to read, and which of its objects may hold some: by path, by name, and by footer."""
+"""Select messages of an archive, and the objects that may have some: by path, name and footer."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _BUCKET_DIGITS = len("20260501T120000")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which messages to read; None for no limit."""
+    """The messages to read; None for no limit."""
 
     start: datetime | None = None
-    """The stream's timestamps from this time on,"""
+    """First timestamp in the stream,"""
     end: datetime | None = None
     """until before this one."""
     keys: list[str | None] | None = None
     event_start: datetime | None = None
-    """Times that buckets are made of from this one on,"""
+    """First bucket time (`block.time`),"""
     event_end: datetime | None = None
     """until before this one."""
     seqs: tuple[int, int] | None = None
@@ -67,21 +67,21 @@ class Selection:
         )
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of `of` that make it, if it has no `seqs`."""
+        """Return the arguments of `of` for this selection, without `seqs`."""
         names = ("start", "end", "keys", "event_start", "event_end")
         return {name: getattr(self, name) for name in names}
 
     @property
     def by_event(self) -> bool:
-        """Whether there is a bound of the time that buckets are made of."""
+        """Whether the bucket time is bounded."""
         return self.event_start is not None or self.event_end is not None
 
     def needs_times(self, name: ObjectName) -> bool:
-        """Whether `may_hold` needs the details of this object's footer."""
+        """Whether `may_hold` needs this object's decoded footer."""
         return name.event_time and (self.start is not None or self.end is not None)
 
     def may_hold_path(self, path: str) -> bool:
-        """Whether a file may be an object with messages of the selection, by the bucket in its path.
+        """Whether a file may have messages of the selection, by the bucket in its path.
 
         Parsing the whole path takes ten times as long, and most objects of a large archive are of other days.
         """
@@ -149,7 +149,7 @@ def _keys(keys: object) -> list[str | None] | None:
 
 
 def check_stream(stream: str) -> None:
-    """Raise JetcaptureError unless it may be a stream's name: other text would be a path."""
+    """Raise JetcaptureError for an invalid stream name, which could be a path."""
     if not stream or "/" in stream:
         raise JetcaptureError(f"stream={quoted(stream)}: expected the name of a stream")
 

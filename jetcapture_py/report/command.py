@@ -1,4 +1,4 @@
-"""The `report` command: one HTML page about an archive, which needs no other file, no network and no script."""
+"""The `report` command: one self-contained HTML page about an archive, without scripts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jetcapture_py.verify.proof import own_suffix
 
 
 def run(chosen: ChosenArchive, scope: Scope, output: Path) -> int:
-    """Write the page, and say its verdict; return the exit code. Raises JetcaptureError."""
+    """Write the page and print its verdict; return the exit code. Raises JetcaptureError."""
     archive = open_archive(chosen.url, chosen.options)
     suffix = "" if chosen.config is None else own_suffix(chosen.config)
     with progress_bars() as progress:

@@ -1,7 +1,7 @@
-"""Collect the facts of a report: what footers say of the objects, and verify's own scan of the sequences.
+"""Collect the facts of a report from the objects' footers and verify's scan of the sequences.
 
-Compared with `jetcapture verify`, nothing is asked of the stream; the archive is examined by the same code. A stream
-that is deleted and recreated starts again at sequence 1, so each of its incarnations has a scan of its own.
+The archive is examined by the code of `jetcapture verify`, without reading the stream. A recreated stream starts again
+at sequence 1, so each incarnation has its own scan.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_INCARNATIONS = 6
 
 _ALWAYS = (1 << 63) - 1
 _UNKNOWN_INTERVAL = 3600
-"""Seconds of a bucket if no footer says it: directories are hourly."""
+"""Length of a bucket in seconds if no footer has it: directories are hourly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +48,9 @@ class Scope:
     """The part of the archive to describe. Coverage is that of the whole stream."""
 
     selection: Selection = field(default_factory=Selection)
-    """Buckets that overlap `start` to `end`, and keys, which do not apply to the quarantine."""
+    """Buckets that overlap `start` to `end`; keys do not apply to the quarantine."""
     complete: bool = False
-    """Without buckets that may still grow: those that end after the watermark's time, and those of event time."""
+    """Exclude buckets that may still grow: those that end after the watermark's time, and those of event time."""
 
     def has(self, stored: StoredObject, mark: Watermark | None) -> bool:
         """Whether an object is in it."""
@@ -64,7 +64,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObject:
-    """An object, by its name, the listing and its footer, which those in text formats lack."""
+    """An object, by its name, listing and footer; text formats have no footer."""
 
     name: ObjectName
     size: int
@@ -73,7 +73,7 @@ class StoredObject:
     """Seconds since the epoch; None if the store does not tell."""
     messages: int
     created: tuple[str, ...] = ()
-    """Creation times of the incarnations that it has messages of; none if unknown."""
+    """Creation times of its messages' incarnations; none if unknown."""
     interval: int = _UNKNOWN_INTERVAL
     """Length of its bucket in seconds."""
     sealed_by: str = ""
@@ -83,11 +83,11 @@ class StoredObject:
     newest: int | None = None
     """Latest `_nats_timestamp` in microseconds."""
     deliveries: int = 1
-    """The most deliveries of a message."""
+    """Maximum deliveries of a message."""
 
     @classmethod
     def of(cls, file: File, contents: ObjectContents) -> StoredObject:
-        """Describe an object that was examined."""
+        """Describe an examined object."""
         details = contents.details
         oldest, newest = (details and details.times) or (None, None)
         return cls(
@@ -110,28 +110,28 @@ class StoredObject:
 
     @property
     def early(self) -> float:
-        """How long before its bucket's start the stream had its first message, in seconds; at most 0: not at all."""
+        """Seconds by which its first message was before the bucket's start; 0 or less: not early."""
         return 0 if self.oldest is None else self.name.bucket - self.oldest / 1e6
 
     @property
     def late(self) -> float:
-        """How long after its bucket's end the stream had its last message, in seconds; below 0: not at all."""
+        """Seconds by which its last message was after the bucket's end; negative: not late."""
         return -1 if self.newest is None else self.newest / 1e6 - self.end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hole:
-    """Sequences that are neither in the archive nor in the quarantine."""
+    """Sequences in neither the archive nor the quarantine."""
 
     first: int
     last: int
     """Inclusive."""
     after: int | None
-    """Time of a message before it, in microseconds: the last one that footers tell. None if unknown."""
+    """Time of the nearest message before it by the footers, in microseconds; None if unknown."""
     before: int | None
-    """Time of a message after it, in microseconds: the first one that footers tell. None if unknown."""
+    """Time of the nearest message after it by the footers, in microseconds; None if unknown."""
     open: bool
-    """Whether it is beyond the watermark, so that the messages may still arrive."""
+    """Whether it is beyond the watermark, where messages may still arrive."""
 
     @property
     def missing(self) -> int:
@@ -140,7 +140,7 @@ class Hole:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coverage:
-    """Which sequences of an incarnation of the stream are stored."""
+    """The stored sequences of one incarnation of the stream."""
 
     created: str
     """Creation time as sent by the server; "" if unknown."""
@@ -159,7 +159,7 @@ class Coverage:
     removed: int
     """Sequences that are not stored because they have expired or were erased."""
     accounted: Sequences
-    """Both."""
+    """Present and removed sequences."""
     holes: int
     """All holes."""
     open_holes: int
@@ -173,7 +173,7 @@ class Coverage:
 
     @property
     def missing(self) -> int:
-        """Other sequences that are not stored."""
+        """Number of missing sequences."""
         return self.last - self.first + 1 - self.present - self.removed
 
 
@@ -185,14 +185,14 @@ class Facts:
     url: str
     """The archive's URL without credentials."""
     generated: datetime
-    """When the archive was examined, in UTC."""
+    """Time of the examination, in UTC."""
     scope: Scope
     objects: Sequence[StoredObject]
     """The objects of decoded messages in `scope`."""
     quarantine: Sequence[StoredObject]
     """The objects of the quarantine in `scope`."""
     copies: Mapping[ObjectName, int]
-    """Number of an object's messages that others have as well: for one of the quarantine, also the archive's."""
+    """Number of an object's messages that others also have; for the quarantine, including archive objects."""
     mark: Watermark | None
     """The stream's watermark; None without one."""
     incarnations: Sequence[Coverage]
@@ -204,7 +204,7 @@ class Facts:
     read_twice: Sequence[Finding] = ()
     """Copies under different keys or buckets, which readers return separately."""
     unread: int = 0
-    """Number of objects that are damaged or could not be read; their messages count as not stored."""
+    """Number of damaged or unreadable objects; their messages count as not stored."""
     expired: int = 0
     """Number of expired messages."""
     expired_until: datetime | None = None
@@ -225,11 +225,11 @@ def collect(
     own_suffix: str = "",
     progress: Progress = ignore,
 ) -> Facts:
-    """Examine the archive. Raises JetcaptureError if there is none, VanishedError if objects disappear meanwhile.
+    """Examine the archive. Raises JetcaptureError without an archive, VanishedError if objects vanish meanwhile.
 
-    `own_suffix` is that of a user's format.
+    `own_suffix` is the suffix of a user's format.
     """
-    mark = archive.watermark(stream)  # before the listing, which then has all objects that it promises
+    mark = archive.watermark(stream)  # read before the listing, which then has all objects that the watermark covers
     if scope.complete and mark is None:
         raise no_watermark(archive, stream)
     erased = archive.erased(stream)
@@ -287,7 +287,7 @@ def collect(
 
 
 def _lives(objects: Iterable[StoredObject]) -> list[Incarnation]:
-    """Return the stream's incarnations, the newest first. The oldest one has all earlier messages, as of a mirror."""
+    """Return the stream's incarnations, newest first. The oldest one owns all earlier messages, as of a mirror."""
     newest = in_order(created for stored in objects for created in stored.created)[::-1] or [""]
     bounds = [_ALWAYS, *map(moment, newest[:-1]), 0]
     return [
@@ -325,7 +325,7 @@ def _scan(
 
 
 def _settled(life: Incarnation, mark: Watermark | None) -> int | None:
-    """Return the sequence up to which nothing more will arrive in this incarnation."""
+    """Return the sequence up to which this incarnation is complete."""
     if mark is None:
         return None
     if not life.created or not mark.created or life.created == mark.created:
@@ -362,7 +362,7 @@ def _coverage(
 
 
 def _holes(gaps: Iterable[tuple[Seqs, Seqs]]) -> tuple[int, list[tuple[int, int, int]], int]:
-    """Return the number of holes, size, negative start and end of the largest, and the sequences in all of them."""
+    """Return the number of holes; size, negative start and end of the largest; and the number of sequences in all."""
     holes = missing = 0
     largest: list[tuple[int, int, int]] = []
     for starts, ends in gaps:
@@ -377,7 +377,7 @@ def _holes(gaps: Iterable[tuple[Seqs, Seqs]]) -> tuple[int, list[tuple[int, int,
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Times of messages by sequence: those of each object's first and last one, with running extremes."""
+    """Message times by sequence, from each object's first and last message, with running extremes."""
 
     seqs: Seqs
     up_to: Micros
@@ -418,11 +418,11 @@ class _Times:
 def _reasons(
     archive: ArchiveFiles, stream: str, quarantine: Iterable[StoredObject], in_both: Sequences
 ) -> list[ReasonSummary]:
-    """Return the reasons in these objects of the quarantine, without messages that the archive has as well."""
+    """Return the reasons in these quarantine objects, without messages that are also archived."""
     counter = ReasonCounter()
     objects = {stored.name: archive.at(stored.name.path, stored.size) for stored in quarantine}
     request = ReadRequest(files=archive, stream=stream, columns=COLUMNS, quarantine=True)
-    for batch in read_planned(lambda: request.plan(objects)):  # not of damaged ones
+    for batch in read_planned(lambda: request.plan(objects)):  # not for damaged ones
         table = pa.Table.from_batches([batch]).sort_by(layout.SEQ)
         archived = in_both.contains(table[layout.SEQ].cast(pa.int64()).to_numpy())
         counter.add(table.filter(pc.invert(pa.array(archived))))

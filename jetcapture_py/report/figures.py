@@ -18,7 +18,7 @@ from jetcapture_py.pages.words import clipped, plural, share, short, size
 from jetcapture_py.report.facts import Coverage, Facts, StoredObject
 
 SMALL = TARGET_SIZE // 8
-"""Bytes below which an object is small."""
+"""An object below this size in bytes is small."""
 FEW, MANY = 10, 100
 """Number of objects below which compaction is not suggested, and from which on mostly small objects are reported."""
 MAX_LAYERS = 8
@@ -49,7 +49,7 @@ class Key:
 class Wait:
     """Upper bounds in seconds within which half, 95 % and all of the messages were stored.
 
-    `closed` is when the last of their objects was written, in seconds after the end of its bucket.
+    `closed` is the time of the last write of their objects, in seconds after the bucket's end.
     """
 
     objects: int
@@ -103,10 +103,10 @@ def over_time(
 
 
 def waits(objects: Iterable[StoredObject], by: Callable[[StoredObject], K | None]) -> dict[K, Wait]:
-    """Return how long messages waited until they were stored, grouped by `by`; objects with None are left out.
+    """Return how long messages waited to be stored, grouped by `by`; objects with None are left out.
 
-    All messages of an object count with the wait of its oldest message. Left out are objects with unknown times, and
-    those written by compaction, long after their messages were first stored.
+    All messages of an object count with the wait of its oldest message. Objects with unknown times are left out, and so
+    are those of compaction, written long after their messages were first stored.
     """
     known: dict[K, list[StoredObject]] = defaultdict(list)
     for stored in objects:
@@ -128,7 +128,7 @@ def waits(objects: Iterable[StoredObject], by: Callable[[StoredObject], K | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """Late, early and redelivered messages: how many objects have some, and how many messages these hold."""
+    """Late, early and redelivered messages: number of objects with some, and of the messages in these."""
 
     late: int
     late_messages: int
@@ -141,7 +141,7 @@ class Delivery:
 
 
 def delivery(facts: Facts) -> Delivery:
-    """Return what footers say: an object's first and last time, and the most deliveries of one of its messages."""
+    """Evaluate the first and last times and the maximum deliveries in footers."""
     late = [stored for stored in facts.objects if stored.late >= 0]
     return Delivery(
         late=len(late),
@@ -192,7 +192,7 @@ def worth_compacting(facts: Facts) -> bool:
 
 
 def small_for_good(facts: Facts) -> bool:
-    """Whether most of many objects are small and compaction would not help."""
+    """Whether there are many objects, most are small, and compaction would not help."""
     small = sum(stored.size < SMALL for stored in facts.objects)
     return len(facts.objects) >= MANY and small > len(facts.objects) / 2 and not worth_compacting(facts)
 
@@ -258,7 +258,7 @@ def sizes(facts: Facts, axis: Axis) -> dict[str, Any]:
 
 
 def cells(coverage: Coverage) -> tuple[int, list[float]]:
-    """Return how many sequences a cell has, and the share of each cell that is not missing; the last may be shorter."""
+    """Return the sequences per cell, and the present share of each cell; the last may be shorter."""
     first, last = coverage.first, coverage.last
     width = -(-(last - first + 1) // CELLS)
     ranges = [(start, min(start + width - 1, last)) for start in range(first, last + 1, width)]

@@ -29,7 +29,7 @@ CHAPTERS = {
 
 
 class Finding(NamedTuple):
-    """A remark below the verdict; `action`: the reader should act on it. `chapter` has the details."""
+    """A remark below the verdict. `action`: the reader should act on it. `chapter` has the details."""
 
     action: bool
     text: str

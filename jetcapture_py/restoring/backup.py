@@ -27,7 +27,7 @@ MAGIC = b"NATSARC1"
 END = bytes(5)
 
 _FRAMED = CHUNK - 1024
-"""Bytes to frame at once: if they cannot be compressed, they and their frames are still a chunk."""
+"""Bytes to frame at once: even incompressible ones, with their frames, fit a chunk."""
 _DIGIT = 7
 _LARGEST = (1 << 64) - 1
 

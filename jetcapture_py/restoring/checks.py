@@ -1,4 +1,4 @@
-"""Check a restore before it starts: what the new stream will have, and what keeps it from being complete."""
+"""Check a restore before it starts: the contents of the new stream, and the obstacles to completeness."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jetcapture_py.verify.findings import span_text
 from jetcapture_py.verify.ranges import Sequences
 
 _MAX_SHOWN = 5
-"""Maximum gaps that are listed; all are counted."""
+"""Maximum gaps listed; all are counted."""
 _SURE = 0.9
 """Share of the estimated bytes from which on `max_bytes` is certainly exceeded."""
 _DELETED, _LATER = "they become deleted messages", "the stream begins later"
@@ -25,16 +25,16 @@ _DELETED, _LATER = "they become deleted messages", "the stream begins later"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreSurvey:
-    """What will be restored, and what is missing."""
+    """The messages to restore, and the missing ones."""
 
     messages: int = 0
     """Number of distinct messages to restore."""
     schedules: int = 0
-    """Number of schedules that are left out."""
+    """Number of left-out schedules."""
     quarantined: int = 0
     """Messages that are only in the quarantine."""
     copies: int = 0
-    """Rows left out because another one has the same message."""
+    """Number of left-out copies."""
     later: int = 0
     """Number of messages with a timestamp after the requested time."""
     first: int = 0
@@ -44,23 +44,23 @@ class RestoreSurvey:
     gone: int = 0
     """Requested sequences that have expired or were erased."""
     begins_later: bool = False
-    """Whether some of these are before the first stored one."""
+    """Whether some `gone` sequences are before the first stored one."""
     absent: tuple[tuple[str, str], ...] = ()
-    """Which other requested sequences are missing, and the effect, for each part of the range."""
+    """Other missing sequences and the effect, for each part of the range."""
     oldest: int = 0
     """Earliest timestamp in nanoseconds."""
     newest: int = 0
     """Latest timestamp in nanoseconds."""
     largest: int = 0
-    """Bytes of the largest message with its headers, if it was sought."""
+    """Size of the largest message with its headers, if requested."""
     subjects: Mapping[str, int] = field(default_factory=dict)
-    """Number of messages by subject, if they were counted."""
+    """Number of messages by subject, if requested."""
 
     @classmethod
     def of(
         cls, ranges: Iterable[RangeContents | None], begins: int, ends: int, removed: Sequence[tuple[int, int]] = ()
     ) -> RestoreSurvey:
-        """Add up the contents of ranges, in order; sequences from `begins` to `ends` are wanted.
+        """Add up the contents of ranges, in order; `begins` to `ends` are requested.
 
         The sequences `removed` have expired or were erased.
         """
@@ -94,7 +94,7 @@ class RestoreSurvey:
 
 
 def notes(survey: RestoreSurvey) -> Iterator[str]:
-    """Yield a line each about schedules that are left out, and about messages after `--to-time`."""
+    """Yield one line about left-out schedules, and one about messages after `--to-time`."""
     if survey.schedules:
         count = plural(survey.schedules, "schedule")
         yield f"{count} left out, because the server would fire schedules again (--with-schedules restores them)"
@@ -107,7 +107,7 @@ def notes(survey: RestoreSurvey) -> Iterator[str]:
 
 
 def holes(survey: RestoreSurvey, stream: str) -> str | None:
-    """Describe missing sequences, in one line; None if there are none."""
+    """Describe missing sequences in one line; None without any."""
     if not survey.absent:
         return None
     lacking = "; ".join(sequences for sequences, _ in survey.absent)
@@ -118,9 +118,9 @@ def holes(survey: RestoreSurvey, stream: str) -> str | None:
 
 
 def drops(survey: RestoreSurvey, config: Mapping[str, Any], size: int, *, consumers: bool) -> Iterator[str]:
-    """Yield one line for each setting of the new stream with which it would not keep all messages.
+    """Yield one line per setting of the new stream that would drop messages.
 
-    `size` is an estimate of their bytes.
+    `size` is the estimated size of the messages in bytes.
     """
     limits = limits_of(config)
     if (age := limits.get("max_age")) and time.time_ns() - survey.oldest > age:
@@ -139,7 +139,7 @@ def drops(survey: RestoreSurvey, config: Mapping[str, Any], size: int, *, consum
 
 
 def describe(survey: RestoreSurvey) -> Iterator[str]:
-    """Yield lines about what will be restored."""
+    """Yield lines about the messages to restore."""
     yield (
         f"{plural(survey.messages, 'message')}, sequences {survey.first} to {survey.last}, "
         f"from {_time(survey.oldest)} to {_time(survey.newest)}"
@@ -155,9 +155,9 @@ def describe(survey: RestoreSurvey) -> Iterator[str]:
 
 
 def _absent(stored: Sequences, span: tuple[int, int, int, int]) -> Iterator[tuple[str, str]]:
-    """Yield which sequences are missing, and with which effect.
+    """Yield missing sequences and the effect.
 
-    `span` is where the requested sequences begin, the first and last stored ones, and where the requested ones end.
+    `span` has the first requested, the first stored, the last stored and the last requested sequence.
     """
     begins, first, last, ends = span
     gaps = missing = 0

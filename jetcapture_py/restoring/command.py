@@ -4,8 +4,9 @@ The stream gets its messages with their sequences, timestamps to the nanosecond,
 sequences without a message become deleted messages, and the next message gets the next sequence. Its configuration is
 the one that the capture keeps in the archive.
 
-The archive is divided into ranges of sequences. Threads read each range, order it, drop copies, and make a piece of the
-server's own backup format; the pieces are sent in order, as fast as the server takes them. Only a few are in memory.
+The archive is divided into ranges of sequences. Threads read each range, sort it, drop copies, and encode a piece in
+the server's own backup format. The pieces are sent in order, as fast as the server takes them; only a few are in
+memory.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ class PreparedRestore:
     config: Mapping[str, Any]
     """Configuration of the new stream."""
     notes: tuple[str, ...]
-    """What else to say about it, one line each."""
+    """Further notes, one line each."""
     drops: tuple[str, ...]
-    """Why the new stream would drop messages, one line each."""
+    """Reasons why the new stream would drop messages, one line each."""
 
 
 def prepare(request: RestoreRequest) -> PreparedRestore:
@@ -109,7 +110,7 @@ def _prepared(request: RestoreRequest) -> PreparedRestore:
 
 
 def _check(request: RestoreRequest, survey: RestoreSurvey, limits: Mapping[str, int]) -> None:
-    """Raise JetcaptureError if this cannot be restored."""
+    """Raise JetcaptureError if a restore is impossible."""
     if not survey.messages:
         but = " except schedules (--with-schedules)" if survey.schedules else ""
         raise JetcaptureError(f"the archive of stream {request.stream} has no messages in this range{but}")
@@ -127,8 +128,8 @@ def _check(request: RestoreRequest, survey: RestoreSurvey, limits: Mapping[str, 
 
 
 def restore(prepared: PreparedRestore, login: NatsConfig) -> int:
-    """Create the stream; return how many messages the server has kept. Raises JetcaptureError; the incomplete stream is
-    then removed."""
+    """Create the stream; return the number of messages kept by the server. On a JetcaptureError, the incomplete stream
+    is removed."""
     request, survey = prepared.request, prepared.survey
     consumers = [(consumer_settings(name, request.source, request.prefix), floor) for name, floor in request.consumers]
     pieces = ahead(partial(make_part, prepared.reading), prepared.plan.parts)
@@ -145,7 +146,7 @@ def restore(prepared: PreparedRestore, login: NatsConfig) -> int:
 
 
 def run(request: RestoreRequest) -> int:
-    """Restore, or without a login print what would be restored; return the exit code. Raises JetcaptureError."""
+    """Restore, or without a login print a dry run; return the exit code. Raises JetcaptureError."""
     try:
         lines = _examined(request) if request.login is None else [_restored(request, request.login)]
         sys.stdout.writelines(f"{line}\n" for line in lines)

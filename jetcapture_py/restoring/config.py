@@ -1,4 +1,4 @@
-"""The configuration that a restored stream gets."""
+"""Build the configuration of a restored stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FEEDS = ("mirror", "sources", "republish", "subject_transform")
 
 
 def archived_config(files: ArchiveFiles, stream: str, created: str) -> StreamConfig | None:
-    """Return the archived configuration of the incarnation `created`, of the last one if that is ""; None without one.
+    """Return the archived configuration of the incarnation `created`, or of the last one for ""; None without one.
 
     Raises JetcaptureError if one is damaged.
     """
@@ -32,8 +32,8 @@ def target_config(
 ) -> dict[str, Any]:
     """Return the configuration of the new stream `name`: the archived one of stream `source`, with changes.
 
-    Under another name or prefix, it is not connected to other streams, and never to its archived sources, of which the
-    server would copy all messages again. Raises JetcaptureError.
+    Under another name or prefix, it is not connected to other streams. Archived sources are always dropped, because the
+    server would copy all their messages again. Raises JetcaptureError.
     """
     if archived is None and changes is None:
         raise JetcaptureError(
@@ -62,7 +62,7 @@ def target_config(
 
 
 def without_sources(archived: StreamConfig | None, config: Mapping[str, Any]) -> str | None:
-    """Describe in one line the archived sources that the new stream does not have; None without any."""
+    """Describe the dropped sources in one line; None without any."""
     before = [] if archived is None else [str(feed["name"]) for feed in archived.config.get("sources") or ()]
     if not before or config.get("sources"):
         return None
@@ -76,7 +76,7 @@ def without_sources(archived: StreamConfig | None, config: Mapping[str, Any]) ->
 def consumer_settings(name: str, source: SourceConfig | None, prefix: str) -> dict[str, Any]:
     """Return the configuration of a consumer of the new stream, for the JetStream API.
 
-    The consumer of the capture with this `source` is the one that `apply` would create.
+    The consumer of the capture `source` is configured as by `apply`.
     """
     if source is None or name != source.consumer:
         return {"name": name, "durable_name": name, "ack_policy": "explicit", "deliver_policy": "all"}
@@ -88,8 +88,8 @@ def consumer_settings(name: str, source: SourceConfig | None, prefix: str) -> di
 def beginning_at(config: Mapping[str, Any], first: int) -> Mapping[str, Any]:
     """Return the configuration of a stream whose first message has sequence `first`.
 
-    The server starts a stream at `first_seq`, and could not take earlier messages: those of an incarnation that the
-    stream continues.
+    The server starts a stream at `first_seq`, and would refuse earlier messages, such as those of an incarnation that
+    the stream continues.
     """
     if int(config.get("first_seq") or 0) <= first:
         return config
@@ -97,5 +97,5 @@ def beginning_at(config: Mapping[str, Any], first: int) -> Mapping[str, Any]:
 
 
 def limits_of(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return the limits that are set."""
+    """Return the configured limits."""
     return {name: int(config[name]) for name in LIMITS if int(config.get(name) or 0) > 0}

@@ -1,6 +1,6 @@
-"""Read a range of the stream from the archive: merged, ordered, each message once; as a piece of a backup, or counted.
+"""Read a range of the stream from the archive, sorted and without copies: as a piece of a backup, or to count it.
 
-A range is read as a whole: the planner keeps it small.
+A range is read as a whole, because the planner keeps it small.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TABLE = Table(
 )
 _IDENTITY = (layout.SEQ, layout.TIMESTAMP, layout.NANOS, layout.ROW)
 _QUARANTINE = (layout.RAW_HEADERS, layout.STAGE)
-"""Columns of the quarantine; elsewhere, fields of messages may be called so."""
+"""Columns of the quarantine; elsewhere, fields of messages may have these names."""
 _HEADERS = (layout.HEADERS, *_QUARANTINE)
 _RESTORED = (*_IDENTITY, layout.SUBJECT, layout.PAYLOAD, *_HEADERS)
 _ROWS, _BYTES = 1 << 16, 64 << 20
@@ -46,7 +46,7 @@ class RestoreObject:
     name: layout.ObjectName
     file: File
     span: tuple[int, int] | None = None
-    """Only its messages from one time until before another, in microseconds; None for all."""
+    """Time range of its messages (end exclusive), in microseconds; None for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +63,13 @@ class RestoreRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The archive, and how its messages are restored."""
+    """The archive, and the options of reading it."""
 
     files: ArchiveFiles
     prefix: str = ""
     """Prefix of the subjects; ends in a dot."""
     until: int | None = None
-    """Latest timestamp, in nanoseconds, where a sequence has two messages because the server rewound the stream."""
+    """Latest timestamp, in nanoseconds, for sequences with two messages after a rewind."""
     erased: Erased = field(default_factory=Erased)
     """Messages to leave out."""
     without_schedules: bool = False
@@ -77,30 +77,30 @@ class Reading:
     by_subject: bool = False
     """Count messages by subject."""
     by_size: bool = False
-    """Find the largest message, which reads everything."""
+    """Find the largest message, which requires reading everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeContents:
-    """What a range of sequences has."""
+    """The contents of a range of sequences."""
 
     seqs: Seqs
     """Its stored sequences, schedules included, in order."""
     counts: Mapping[str, int]
-    """`messages`, `schedules`, `quarantined`, `copies` and `later`, as a `RestoreSurvey` has them."""
+    """`messages`, `schedules`, `quarantined`, `copies` and `later`, as in `RestoreSurvey`."""
     oldest: int
     """Earliest timestamp in nanoseconds."""
     newest: int
     """Latest timestamp in nanoseconds."""
     subjects: Mapping[str, int]
-    """Number of messages by subject, if they are counted."""
+    """Number of messages by subject, if requested."""
     largest: int
-    """Bytes of the largest message with its headers, if it is sought; else 0."""
+    """Size of the largest message with its headers, if requested; else 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The rows of a range in order, each message once, with what identifies them."""
+    """The rows of a range in order, each message once, with their identities."""
 
     table: pa.Table
     seqs: Seqs
@@ -122,7 +122,7 @@ def make_part(reading: Reading, range_: RestoreRange) -> tuple[int, list[bytes]]
 
 
 def survey_part(reading: Reading, range_: RestoreRange) -> RangeContents | None:
-    """Return what a range has; None without messages. Raises JetcaptureError."""
+    """Return the contents of a range; None without messages. Raises JetcaptureError."""
     columns = [*_IDENTITY, *([layout.SUBJECT] * reading.by_subject), *(_HEADERS * reading.without_schedules)]
     stored = _read(reading, range_, _RESTORED if reading.by_size else columns)
     if not len(stored.seqs):
@@ -178,7 +178,7 @@ def _read(reading: Reading, range_: RestoreRange, columns: Sequence[str]) -> _Ro
         )
         for batch in reader.batches(part.file, part.name):
             rows = batch.column(layout.ROW)
-            if rows.null_count < len(rows):  # the first row of a message has everything
+            if rows.null_count < len(rows):  # the first row of a message has all that is needed
                 batch = batch.filter(pc.equal(pc.fill_null(rows, 0), 0))
             if layout.PAYLOAD in columns and batch.column(layout.PAYLOAD).null_count:
                 raise JetcaptureError(f"{part.name.path} has messages without {layout.PAYLOAD}; restore needs it")
@@ -194,7 +194,7 @@ def _without_schedules(reading: Reading, rows: _Rows) -> _Rows:
 
 
 def _schedules(batch: pa.RecordBatch) -> Mask:
-    """Return which messages are schedules, as a mask."""
+    """Return a mask of the schedules."""
     blocks = header_blocks_of(batch)
     if blocks is None:
         return np.zeros(len(batch), bool)
@@ -203,7 +203,7 @@ def _schedules(batch: pa.RecordBatch) -> Mask:
 
 
 def _once(table: pa.Table, quarantined: Mask, until: int | None) -> _Rows:
-    """Return rows, of which some are `quarantined`, in order and each message once; `until` as in `Reading`.
+    """Sort rows and keep each message once; `quarantined` is a mask of them, `until` as in `Reading`.
 
     Raises JetcaptureError if a sequence belongs to two messages.
     """
@@ -234,7 +234,7 @@ def _once(table: pa.Table, quarantined: Mask, until: int | None) -> _Rows:
 
 
 def _slices(rows: _Rows) -> Iterator[pa.RecordBatch]:
-    """Yield the rows, some at a time."""
+    """Yield the rows in batches."""
     count = len(rows.seqs)
     size = max(1, min(_ROWS, count * _BYTES // max(1, rows.table.nbytes)))
     for start in range(0, count, size):
@@ -249,7 +249,7 @@ def _largest(batch: pa.RecordBatch) -> int:
 
 
 def _entries(rows: _Rows, prefix: str) -> Iterator[memoryview]:
-    """Yield the entries of messages, some at a time."""
+    """Yield the entries of messages in batches."""
     start = 0
     for batch in _slices(rows):
         subjects, blocks = subjects_of(batch), header_blocks_of(batch)

@@ -1,7 +1,7 @@
-"""Plan a restore: which objects belong to the stream, and into which ranges of sequences they are divided.
+"""Plan a restore: find the stream's objects, and divide them into ranges of sequences.
 
-Ranges are chosen from the row groups' statistics, such that each has about `PART_BYTES`. A row group is read for every
-range that it reaches into; where that would be read too often, because many keys are interleaved, ranges are larger.
+Ranges of about `PART_BYTES` are chosen from the row groups' statistics. A row group is read for every range that it
+overlaps. If many interleaved keys would cause too many reads, ranges are larger.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ PART_BYTES = 24 << 20
 """Bytes of messages in a range."""
 LARGEST_PART_BYTES = 128 << 20
 READ_AGAIN = 3.0
-"""How often the archive may be read before ranges become larger."""
+"""Maximum reads of the archive, on average, before ranges become larger."""
 
 _LAST = 1 << 62
 """A sequence beyond any stream."""
 _ROW_BYTES = 32
-"""Bytes of memory that a message takes beside its payload, subject and headers."""
+"""Memory of a message besides its payload, subject and headers, in bytes."""
 _REQUIRED = {layout.PAYLOAD: "payload (decode.keep_payload: false)", layout.HEADERS: "headers"}
 
 
@@ -66,7 +66,7 @@ class RestorePlan:
     created: str
     """Creation time of the restored incarnation of the stream; "" if unknown."""
     continued: tuple[str, ...]
-    """Creation times of the incarnations whose sequences it continues."""
+    """Creation times of the incarnations that it continues."""
     others: tuple[str, ...]
     """Creation times of other incarnations in the archive."""
     begins: int
@@ -138,9 +138,9 @@ def plan_restore(files: ArchiveFiles, stream: str, *, first: int, last: int | No
 def removed_ranges(
     plan: RestorePlan, expired: Expired | None, erased: Erased, *, continues: bool = False
 ) -> list[tuple[int, int]]:
-    """Return the sequences of the restored incarnation, and those that it continues, that are gone on purpose.
+    """Return the sequences that were removed on purpose from the restored incarnation and those that it continues.
 
-    `continues`: it has messages from before its creation, as a mirror has.
+    `continues`: it has messages from before its creation, like a mirror.
     """
     united = (*plan.continued, plan.created)
     ranges = [] if expired is None else expired.ranges(united)
@@ -155,7 +155,7 @@ def removed_ranges(
 
 
 def _elsewhere(chosen: str, united: Collection[str], within: Iterable[_Object]) -> str:
-    """Name the other incarnations with objects in a range where `chosen` has none, for an error; "" without any."""
+    """Name the other incarnations with objects in a range without `chosen` ones, for an error; "" without any."""
     others = in_order({created for stored in within for created in stored.bounds}.difference(united))
     if not others:
         return ""
@@ -163,7 +163,7 @@ def _elsewhere(chosen: str, united: Collection[str], within: Iterable[_Object]) 
 
 
 def _gone(files: ArchiveFiles, stream: str) -> str:
-    """Describe what has expired, for an error about a range without messages; "" if nothing has."""
+    """Describe expired messages for an error about an empty range; "" without any."""
     expired = files.expired(stream)
     if expired is None:
         return ""
@@ -171,7 +171,7 @@ def _gone(files: ArchiveFiles, stream: str) -> str:
 
 
 def _infos(files: ArchiveFiles, stream: str, selection: Selection) -> Iterator[tuple[ObjectInfo, File]]:
-    """Yield all objects of the stream, by path. Raises JetcaptureError if one of the selection is not Parquet."""
+    """Yield all objects of the stream, by path. Raises JetcaptureError if a selected one is not Parquet."""
     objects = {file.name: file for file in files.files(stream) if file.name is not None}
     if not objects:
         if expired := _gone(files, stream):
@@ -201,7 +201,7 @@ def _object(files: ArchiveFiles, pair: tuple[ObjectInfo, File]) -> _Object:
 
 
 def _cut(firsts: Seqs, lasts: Seqs, weights: Int64s) -> tuple[Seqs, Int64s]:
-    """Return the first sequences of the ranges, and for how many ranges each row group is read."""
+    """Return the first sequences of the ranges, and the number of ranges that each row group is read for."""
     target = PART_BYTES
     while True:
         cuts = cut(firsts, lasts, weights, target)
@@ -212,7 +212,7 @@ def _cut(firsts: Seqs, lasts: Seqs, weights: Int64s) -> tuple[Seqs, Int64s]:
 
 
 def _ranges(objects: Sequence[RestoreObject], cuts: Seqs, last: int) -> Iterator[RestoreRange]:
-    """Yield the ranges that have objects, from each of these sequences until before the next."""
+    """Yield the ranges with objects; each ends before the next one's start."""
     objects = sorted(objects, key=lambda item: item.name.first_seq)
     firsts, lasts = np.array([(item.name.first_seq, min(item.name.last_seq, last)) for item in objects], np.int64).T
     for low, high in zip(cuts.tolist(), [*(cuts[1:] - 1).tolist(), last], strict=True):

@@ -1,4 +1,4 @@
-"""What to restore, and into which stream, checked."""
+"""A validated request to restore a stream."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class RestoreRequest:
     stream: str
     """Its name in the archive."""
     login: NatsConfig | None = None
-    """The server to create it on; None to print what would be restored."""
+    """The server to create it on; None for a dry run."""
     source: SourceConfig | None = None
-    """The capture's, whose consumer gets its settings."""
+    """The capture's `source`, for the settings of its consumer."""
     target: str
     """Its name on the server."""
     first: int = 1
@@ -36,13 +36,13 @@ class RestoreRequest:
     last: int | None = None
     """Last sequence, inclusive; None for all."""
     until: int | None = None
-    """The stream as it was at this time, in nanoseconds since the epoch; None for now."""
+    """Restore the stream's state at this time, in nanoseconds since the epoch; None for now."""
     created: str | None = None
     """The beginning of the creation time of the incarnation; None for the last one."""
     stream_config: Path | None = None
     """A file with settings that replace the archived ones."""
     prefix: str = ""
-    """What all subjects begin with; ends in a dot."""
+    """Prefix of all subjects; ends in a dot."""
     consumers: Sequence[tuple[str, int]] = ()
     """Consumers to create, and their ack floors."""
     allow_holes: bool = False
@@ -51,7 +51,7 @@ class RestoreRequest:
     with_schedules: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be combined. Raises ConfigError."""
+        """Refuse invalid combinations. Raises ConfigError."""
         if not _NAME.fullmatch(self.target):
             raise ConfigError(f"--as: {got(_NAME_RULE, self.target)}")
         if self.last is not None and self.last < self.first:

@@ -1,4 +1,4 @@
-"""Compute the ranges of a restore in threads, and send them to the server in order."""
+"""Compute the ranges of a restore in threads, and send them in order."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Pieces = Iterator[Future[tuple[int, list[bytes]]]]
 _NAME = "jetcapture restore"
 _TIMEOUT = 20.0
 _AHEAD = 1
-"""Ranges that wait, computed, beside those being computed."""
+"""Computed ranges that wait, besides those being computed."""
 _MAX_THREADS = 4
-"""More do not help: what is not in Arrow or NumPy runs in one thread at a time."""
+"""More do not help: outside Arrow and NumPy, only one thread runs at a time."""
 
 
 def ahead(work: Callable[[RestoreRange], T], ranges: Sequence[RestoreRange]) -> Generator[Future[T]]:
-    """Yield the futures of all results, in order, computed in threads. No more than a few are computed ahead."""
+    """Yield the futures of all results in order, computed in threads, a few ahead."""
     parallel = min(_MAX_THREADS, os.cpu_count() or 1)
     return futures_of(work, ranges, parallel, parallel + 1 + _AHEAD)
 
@@ -52,9 +52,8 @@ async def send(
 ) -> dict[str, Any]:
     """Create a stream with this `config` from the numbers of messages and pieces in `pieces`; return its STREAM.INFO.
 
-    `span` is its first and last sequence. `consumers` are configurations, as the JetStream API has them, and ack
-    floors. `sent` is called with the number of messages sent so far. If anything fails, the incomplete stream is
-    deleted.
+    `span` is its first and last sequence. `consumers` are API configurations and ack floors. `sent` is called with the
+    number of messages sent so far. On any failure, the incomplete stream is deleted.
     """
     total, stream, task = 0, config["name"], asyncio.current_task()
     assert task is not None  # noqa: S101  # in a coroutine
@@ -97,6 +96,6 @@ async def _patiently(future: Future[tuple[int, list[bytes]]], restore: StreamRes
 
 
 def _on_termination(act: Callable[[], object]) -> None:
-    """Do this on SIGTERM, until the event loop is closed."""
+    """Install a SIGTERM handler, until the event loop is closed."""
     with suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread, or no such signals
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, act)

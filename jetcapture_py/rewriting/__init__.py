@@ -1,1 +1,1 @@
-"""Changes what an archive holds: messages of its quarantine are decoded again, and messages are erased for good."""
+"""Change an archive's messages: decode its quarantine again, and erase messages for good."""

@@ -1,9 +1,9 @@
 """Erase messages from an archive for good: every copy, in every object, and, if asked, in the stream.
 
-A tombstone is written before anything else (see `archive.removed`): from then on nothing stores the messages again, and
-a run that is killed goes on when it is run again, also for the tombstones of earlier runs. Then every object that has
-one of the messages is written again without them, read back and compared; tables get the new files; the old objects are
-removed. This is repeated until a listing has none, because a compaction may have read an old object before.
+A tombstone is written first (see `archive.removed`). From then on the messages are not stored again, and the next run
+completes a killed one, including tombstones of earlier runs. Then every object with one of the messages is written
+again without them, read back and compared; tables get the new files; the old objects are removed. This repeats until a
+listing has no such object, because a compaction may have read an old object earlier.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from jetcapture_py.verify.examine import DamagedError, ObjectExaminer
 from jetcapture_py.verify.findings import Progress, ignore
 
 SEALED_BY = "erase"
-"""What footers of objects say that were written again."""
+"""The `sealed_by` of rewritten objects."""
 REMOTE_THREADS = 8
-"""Objects of a remote archive that are written again at once: its requests mostly wait."""
+"""Remote objects rewritten at once; the requests mostly wait."""
 _ROUNDS = 20
-"""How often the archive is listed again, while compactions bring messages back."""
+"""Maximum listings while compactions bring messages back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,18 +55,18 @@ class ErasedObject:
 
     path: str
     messages: int
-    """Erased messages that it had."""
+    """Number of its erased messages."""
     sha256: str
-    """Of its bytes; "" in a dry run."""
+    """SHA-256 of its bytes; "" in a dry run."""
     after: str | None = None
-    """The object that has its other messages; None if there are none."""
+    """The object with its remaining messages; None without any."""
     sha256_after: str | None = None
-    """Of that one's bytes."""
+    """SHA-256 of that object's bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasureRequest:
-    """Who erases messages of a stream, when and why."""
+    """A request to erase messages of a stream, with author, time and reason."""
 
     stream: str
     reason: str
@@ -77,40 +77,40 @@ class ErasureRequest:
 
 @dataclass(slots=True, kw_only=True)
 class Erasure:
-    """What was erased, or would be: a certificate."""
+    """The certificate of an erasure or its dry run."""
 
     request: ErasureRequest
     tombstone: str | None = None
     """Path of the new tombstone; None without messages to erase."""
     searched: int = 0
-    """Objects that were listed."""
+    """Number of listed objects."""
     up_to: int | None = None
-    """The watermark's sequence: up to it, every message was stored when the search began. None without a watermark."""
+    """The watermark's sequence when the search began; None without a watermark."""
     messages: int = 0
     """Selected messages."""
     earlier: int = 0
-    """Further messages that earlier erasures had left somewhere."""
+    """Further messages left behind by earlier erasures."""
     objects: list[ErasedObject] = field(default_factory=list)
-    """Objects that had all these."""
+    """Objects that had these messages."""
     versions: int = 0
-    """Old versions of objects that had them, in a bucket that keeps such."""
+    """Old versions of objects that had them, in a versioned bucket."""
     snapshots: int = 0
-    """Snapshots of tables that were forgotten."""
+    """Number of forgotten table snapshots."""
     in_stream: StreamDeletion | None = None
-    """What was deleted from the stream; None if that was not asked for."""
+    """Deletions from the stream; None if not requested."""
     remains: list[str] = field(default_factory=list)
-    """What still has messages, or cannot be told."""
+    """Remaining references to the messages, and places that could not be searched."""
     notes: list[str] = field(default_factory=list)
-    """What was not searched."""
+    """Places that were not searched."""
 
     @property
     def copies(self) -> int:
-        """Copies of the messages that objects had."""
+        """Number of copies of the messages in objects."""
         return sum(item.messages for item in self.objects)
 
     @property
     def remaining(self) -> list[str]:
-        """All that remains, in the archive and in the stream."""
+        """All remains in the archive and in the stream."""
         return [*self.remains, *(self.in_stream.remains if self.in_stream else ())]
 
 
@@ -125,8 +125,8 @@ async def erase(
 ) -> Erasure:
     """Erase the messages of a condition; with `dry_run`, only count them.
 
-    `progress` is called with a stage, and how much of it is done. Raises ConfigError, JetcaptureError; what was done
-    until then stays, and another run goes on.
+    `progress` is called with a stage and its progress. Raises ConfigError, JetcaptureError; finished work stays, and
+    another run continues.
     """
     archive = open_archive(config.store.url, config.store.options)
     check_tables(config, archive)
@@ -152,14 +152,14 @@ async def erase(
 def _who() -> str:
     try:
         user = getpass.getuser()
-    except (KeyError, OSError, ImportError):  # a user id without a name, as containers have it
+    except (KeyError, OSError, ImportError):  # a user id without a name, as in containers
         user = str(os.getuid()) if hasattr(os, "getuid") else "unknown"
     return f"{user}@{socket.gethostname()}"
 
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """An object that has erased messages."""
+    """An object with erased messages."""
 
     file: File
     messages: MessageSet
@@ -174,20 +174,20 @@ class _Eraser:
         self._examiner = ObjectExaminer(archive, None)
         self._budget = MemoryBudget(config.limits.memory)
         self._left: dict[str, str] = {}
-        """Why objects keep erased messages, by their paths."""
+        """Reasons why objects keep erased messages, by path."""
         self._clean: set[str] = set()
-        """Paths of objects without erased messages. An object never changes its messages."""
+        """Paths of objects without erased messages, which never change."""
         self._others = 0
-        """Files that are no objects."""
+        """Number of files that are not objects."""
         self._unfinished: list[str] = []
-        """What temporary files and others may have."""
+        """Temporary and other files that may have messages."""
         self._threads = THREADS if archive.local else 0
-        """Objects that are read at once; 0 for as many as the archive's own."""
+        """Objects read at once; 0 for the archive's default."""
         self.clean = False
-        """Whether no object has erased messages any more."""
+        """Whether no object has erased messages."""
 
     def run(self, condition: Condition) -> Erased:
-        """Erase everything but in the stream; return all that is erased. Raises ConfigError, JetcaptureError."""
+        """Erase everything except in the stream; return all erased messages. Raises ConfigError, JetcaptureError."""
         done, stream = self.done, self._config.source.stream
         known = self._archive.erased(stream)
         with suppress(JetcaptureError):
@@ -222,7 +222,7 @@ class _Eraser:
         return sorted(objects, key=lambda file: file.path)
 
     def _write_tombstone(self, chosen: MessageSet, known: Erased) -> Erased:
-        """Write the tombstone of selected messages that have none yet; return all that is erased."""
+        """Write the tombstone of selected messages without one; return all erased messages."""
         done, request = self.done, self.done.request
         new = chosen.without(known)
         done.messages = len(chosen)
@@ -245,7 +245,7 @@ class _Eraser:
     # ------------------------------------------------------------------ objects
 
     def _holders(self, erased: Erased) -> list[_Holder]:
-        """Return the objects that have erased messages. Raises VanishedError, StoreError."""
+        """Return the objects with erased messages. Raises VanishedError, StoreError."""
 
         def hold(file: File) -> _Holder | None:
             try:
@@ -271,7 +271,7 @@ class _Eraser:
         return [holder for holder in holders if holder is not None]
 
     def _remove(self, erased: Erased, chosen: MessageSet) -> None:
-        """Write objects again without erased messages, until none has any."""
+        """Rewrite objects without erased messages, until none has any."""
         done, seen = self.done, MessageSet()
         self._clean.clear()
         for _ in range(_ROUNDS):
@@ -292,7 +292,7 @@ class _Eraser:
             )
 
     def _round(self, holders: Sequence[_Holder], erased: MessageSet) -> None:
-        """Write these objects again, bring tables up to date, and remove the objects."""
+        """Rewrite these objects, update tables, and remove the old objects."""
         rewritten: list[tuple[_Holder, str, Rewritten]] = []
 
         def work(names: Sequence[ObjectName]) -> int:
@@ -308,7 +308,7 @@ class _Eraser:
                         else:
                             others = rewrite_text(self._archive, file, erased)
                         rewritten.append((holder, digest, others))
-                except VanishedError:  # a compaction has stored its messages elsewhere: the next round finds them
+                except VanishedError:  # a compaction has moved its messages: the next round finds them
                     continue
                 except JetcaptureError as error:
                     self._left[file.path] = str(error)
@@ -316,7 +316,7 @@ class _Eraser:
 
         by_name = {_name(holder.file): holder for holder in holders}
         done = 0
-        # objects that overlap may become one, and are not written at once
+        # overlapping objects may become one, and are not rewritten concurrently
         threads = THREADS if self._archive.local else REMOTE_THREADS
         for count in self._archive.map(work, layout.clusters(by_name), threads=threads):
             done += count
@@ -332,7 +332,7 @@ class _Eraser:
             return
         _, errors = remove_replaced(self._archive, ready)
         present = {file.path for file in self._files()}
-        # of several that became one object, the last has written it
+        # if several became one object, the last one wrote it
         written = {others.target.path: others.sha256 for _, _, others in rewritten if others.target and others.sha256}
         for holder, digest, others in rewritten:
             path = holder.file.path
@@ -344,7 +344,7 @@ class _Eraser:
     def _record(
         self, holder: _Holder, digest: str, target: ObjectName | None, written: Mapping[str, str | None]
     ) -> None:
-        """Count what was removed with an object. `written` are the SHA-256 of what this run has written, by paths."""
+        """Record an object's removed messages. `written` has the SHA-256 of this run's objects by path."""
         after = None if target is None else target.path
         digest_after = None if after is None else written.get(after)
         if after is not None and digest_after is None:
@@ -357,10 +357,10 @@ class _Eraser:
             )
         )
 
-    # ------------------------------------------------------------------ what objects leave behind
+    # ------------------------------------------------------------------ remains of objects
 
     def _remove_versions(self, erased: Erased) -> None:
-        """Delete old versions of objects that had erased messages, with the markers of their removal."""
+        """Delete old versions of objects with erased messages, and their delete markers."""
         done, stream = self.done, self._config.source.stream
         done.versions, problems = delete_old_versions(
             self._archive,
@@ -380,7 +380,7 @@ class _Eraser:
         return bool(erased.contains(seqs, times).any())
 
     def _tidy(self) -> set[str]:
-        """Remove what killed processes have left, and the directories of keys without objects; return all objects."""
+        """Remove files of killed processes and empty directories of keys; return all objects."""
         stream, present = self._config.source.stream, set[str]()
         for file in self._archive.files(stream):
             name = file.path.rpartition("/")[2]
@@ -394,7 +394,7 @@ class _Eraser:
         return present
 
     def _forget(self, erased: Erased) -> None:
-        """Take out of tables what maintenance or killed runs have put back, and delete what no snapshot names."""
+        """Remove from tables the files that maintenance or killed runs have put back; delete unreferenced metadata."""
         tables = drop_objects(self._config, self._archive, self._left, erased)
         self._count(tables)
         for file in tables.unnamed:
@@ -409,14 +409,14 @@ class _Eraser:
         self.done.notes += tables.notes
 
     def _remove_abandoned(self, file: File) -> None:
-        """Remove a file that belongs to nothing, unless a process may still write it."""
+        """Remove an abandoned file, unless a process may still write it."""
         if file.modified is None or time.time() - file.modified <= ABANDONED:
             self._unfinished.append(f"{file.path}: a process is writing it, or was killed: run it again in an hour")
         else:
             self._archive.remove(file)
 
     def _count(self, tables: TablesErased) -> bool:
-        """Add what was done to tables to the certificate; return whether something remains."""
+        """Record changes of tables in the certificate; return whether something remains."""
         done = self.done
         done.snapshots += tables.snapshots
         done.remains += [line for line in tables.remains if line not in done.remains]
@@ -450,7 +450,7 @@ class _Eraser:
 
 
 def _grouped(reasons: Mapping[str, str]) -> Iterator[str]:
-    """Yield one line for each reason, with the first path and how many there are."""
+    """Yield one line per reason, with the first path and the number of paths."""
     paths: dict[str, list[str]] = {}
     for path, reason in sorted(reasons.items()):
         paths.setdefault(reason, []).append(path)

@@ -1,4 +1,4 @@
-"""Delete the old versions of files that a bucket with versions keeps."""
+"""Delete old versions of files in a versioned bucket."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from jetcapture_py.store.archive import ArchiveFiles, OldVersion
 from jetcapture_py.verify.examine import DamagedError
 
 HasErased = Callable[[OldVersion], bool]
-"""Returns whether a version has what is to be erased. Raises DamagedError, StoreError."""
+"""Returns whether a version has erased messages. Raises DamagedError, StoreError."""
 
 
 def delete_old_versions(
     archive: ArchiveFiles, directories: Sequence[str], has_erased: HasErased, *, dry_run: bool = False
 ) -> tuple[int, list[str]]:
-    """Delete old versions below directories, and the delete markers of files of which no version is left.
+    """Delete old versions below directories, and the delete markers of files without a remaining version.
 
-    A marker has a file's name, and so its key; a run that was killed may have deleted only the versions. Returns how
-    many versions there were, and what could not be deleted, one line each. With `dry_run`, only counts.
+    A marker has a file's name, and so its key; a killed run may have deleted only the versions. Returns the number of
+    versions, and one line per failed deletion. With `dry_run`, only counts.
     """
     count, problems = 0, list[str]()
     kept: set[str] = set()

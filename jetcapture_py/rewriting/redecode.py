@@ -1,9 +1,9 @@
-"""Decode the messages of a quarantine again, with the configuration as it is now.
+"""Decode the messages of a quarantine again, with the current configuration.
 
-What succeeds is stored as the capture would have stored it, under its own sequence, timestamp, key and bucket, and then
-leaves the quarantine: its objects are written again without it (see `compaction.rewrite`). What fails stays, with the
-new reason. Until the end, a message may be in both; it counts as archived, and after a run that was killed the next one
-finds it there. Right before an object of the quarantine is removed, every message that left it was read in the archive.
+Decoded messages are stored as by a capture, under their own sequence, timestamp, key and bucket. Then they leave the
+quarantine: its objects are rewritten without them (see `compaction.rewrite`). Other messages stay, with the new reason.
+Until the end, a message may be in both; it counts as archived, and after a killed run the next one finds it there.
+Right before a quarantine object is removed, every message that left it is read back from the archive.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from jetcapture_py.verify.proof import own_suffix
 
 _SEALED_BY: Final = "redecode"
 _MESSAGE_BYTES = 2 << 10
-"""Bytes for the position, subject and reason of each message, until it has left the quarantine or has a new reason.
-After as many messages as fit in the memory, those decoded so far are stored."""
+"""Memory for the position, subject and reason of a message, until it has left the quarantine or has a new reason. Once
+the memory is used up, the messages decoded so far are stored."""
 _ATTEMPTS = 10
-"""How often a batch of objects is read, while a compaction removes some of them."""
+"""Attempts to read a batch of objects while a compaction removes some of them."""
 _NONE = MessageSet()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantineSelection:
-    """Which messages of a quarantine to decode."""
+    """A selection of a quarantine's messages."""
 
     reasons: Sequence[str] = ()
     """Only those with one of these texts in `stage: error`; empty for all."""
@@ -64,7 +64,7 @@ class QuarantineSelection:
     """Only those with an earlier timestamp."""
 
     def mask(self, rows: pa.Table) -> Mask:
-        """Return a mask of the rows that are selected."""
+        """Return a mask of the selected rows."""
         times = rows[layout.TIMESTAMP]
         mask: Mask = matching(rows, self.reasons)
         if self.start is not None:
@@ -76,31 +76,31 @@ class QuarantineSelection:
 
 @dataclass(slots=True, kw_only=True)
 class Redecoded:
-    """What was done, or would be."""
+    """The effect of redecoding or its dry run."""
 
     dry_run: bool
     messages: int = 0
     """Selected messages of the quarantine."""
     decoded: int = 0
-    """Those that are archived now."""
+    """Messages newly archived."""
     archived: int = 0
-    """Those that were in the archive before, and have left the quarantine only."""
+    """Messages that were already archived and only left the quarantine."""
     failed: int = 0
-    """Those that stay, because they cannot be decoded."""
+    """Messages that stay, because they cannot be decoded."""
     without_payload: int = 0
-    """Those that stay, because they were stored without their payload."""
+    """Messages that stay, because they were stored without their payload."""
     objects: int = 0
     """New objects of the archive."""
     removed: int = 0
-    """Objects of the quarantine that were removed; others may have replaced them."""
+    """Removed quarantine objects, perhaps replaced by others."""
     changed: int = 0
-    """Objects of the quarantine that were compacted meanwhile: the next run decodes their messages."""
+    """Quarantine objects that were compacted meanwhile; the next run decodes their messages."""
     waiting: int = 0
-    """Objects of the quarantine that only the next run may remove, because of a compaction."""
+    """Quarantine objects that only the next run may remove, because of a compaction."""
     errors: Sequence[str] = ()
-    """Why objects could not be removed."""
+    """Failures to remove objects."""
     reasons: Sequence[ReasonSummary] = ()
-    """Why messages could not be decoded."""
+    """Reasons why messages could not be decoded."""
 
 
 async def redecode(
@@ -124,11 +124,11 @@ async def redecode(
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What became of the messages of a batch."""
+    """The result of a batch."""
 
     decoded: list[MessageSet] = field(default_factory=list)
     failures: list[pa.RecordBatch] = field(default_factory=list)
-    """The identities and the new reasons of those that were not decoded."""
+    """Identities and new reasons of messages that were not decoded."""
 
 
 class _Redecoder:
@@ -144,9 +144,9 @@ class _Redecoder:
         self._erased = Erased()
         self._reasons = ReasonCounter()
         self._origin = "", ""
-        """The creation of the stream, and the consumer, that footers name."""
+        """The stream's creation time and the consumer for footers."""
         self._stored = _NONE
-        """Messages of the batch that were stored before an object of it was found to be gone."""
+        """Messages of the batch that were stored before one of its objects vanished."""
         self._outcome = _Outcome()
 
     async def run(self, progress: Progress) -> Redecoded:
@@ -176,7 +176,7 @@ class _Redecoder:
         return done
 
     async def _redecode(self, paths: Sequence[str]) -> None:
-        """Decode the messages of objects, as far as these still exist: a compaction replaces them by others."""
+        """Decode the messages of the objects that still exist; a compaction may replace some."""
         done = self._done
         self._outcome = outcome = _Outcome()
         self._erased = self._archive.erased(self._config.source.stream, self._erased)
@@ -219,13 +219,12 @@ class _Redecoder:
         return MessageSet.union(ids.take(mask).messages for ids, mask in selected)
 
     def _select(self, table: pa.Table) -> tuple[RowIds, Mask]:
-        """Return the messages of rows, and a mask of the selected ones. Those that were erased are not decoded."""
+        """Return the messages of rows, and a mask of the selected ones, without erased ones."""
         ids = RowIds.of(table)
         return ids, self._selection.mask(table) & ~self._erased.contains(ids.seqs, ids.times)
 
     async def _decode(self, infos: Sequence[ObjectInfo], before: MessageSet) -> MessageSet:
-        """Decode selected messages, but those in the archive `before`; store what succeeds. Return all that have a
-        payload."""
+        """Decode and store selected messages, except those in the archive `before`. Return all with a payload."""
         seen, end, consumer = [before], -1, self._config.source.consumer
         for info in infos:
             every = MessageSet.union(seen) if info.name.first_seq <= end else before
@@ -247,7 +246,7 @@ class _Redecoder:
         return MessageSet.union(seen[1:])
 
     def _choose(self, rows: pa.RecordBatch, runs: Sequence[Run], quarantine: bool) -> Rows:
-        """Return decoded rows, to be stored; record what was decoded, and what was not."""
+        """Return the decoded rows to store; record successes and failures."""
         if rows.num_rows and quarantine:
             self._outcome.failures.append(pa.RecordBatch.from_arrays(rows.select(COLUMNS).columns, COLUMNS))
         elif rows.num_rows:
@@ -255,7 +254,7 @@ class _Redecoder:
         return (rows.slice(0, 0), ()) if quarantine or self._done.dry_run else (rows, runs)
 
     async def _put(self, encoded: EncodedBlock) -> None:
-        """Store an object; one of rows that cannot be written, which is for the quarantine, only gives the reasons."""
+        """Store decoded rows; rows that the encoder rejects stay in quarantine with its error."""
         if encoded.name.quarantine:
             table = open_parquet(pa.BufferReader(encoded.data)).read(list(COLUMNS), use_threads=False)
             plain = pa.table(dict(zip(COLUMNS, table.select(COLUMNS).columns, strict=True)))
@@ -265,7 +264,7 @@ class _Redecoder:
         self._done.objects += 1
 
     def _find(self, messages: MessageSet) -> MessageSet:
-        """Return those of the messages that are in objects of the archive."""
+        """Return the messages that are in archive objects."""
         examiner = ObjectExaminer(self._archive, None)
 
         def held(file: File) -> MessageSet:

@@ -1,7 +1,7 @@
 """Select the messages to erase: by key, subject or sequence, or by SQL over the columns that `jetcapture query` has.
 
-Each object is asked by itself, and what it cannot tell is an error: nothing is left out silently. No error here has the
-text of a condition, because it may have a person's data in it.
+Each object is searched separately, and an undecidable one is an error: nothing is skipped silently. Errors never
+contain the text of a condition, because it may have personal data.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from jetcapture_py.verify.examine import IDENTITY_TYPES, DamagedError, text_rows
 from jetcapture_py.verify.findings import Progress, ignore
 
 THREADS = 2
-"""Objects of a local archive that are read at once; of a remote one, as many as it reads otherwise."""
+"""Local objects read at once; remote ones use the archive's default."""
 _NOT_SEARCHED = "not searched: "
 _FUNCTIONS = frozenset(("user", "current_user", "session_user", "current_role", "current_catalog", "current_schema"))
-"""What SQL takes for a function where no column has that name, besides the time now."""
+"""Names that SQL takes for functions if no column has the name, besides the current time."""
 _UNFIT = "the condition does not fit its columns: try it with jetcapture query"
 _NO_KEY = "messages whose headers cannot be read have no key: select them by --subject or --where"
 _TYPES: dict[str, pa.DataType] = {
@@ -72,16 +72,16 @@ class UndecidedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """Which messages to erase: one of these."""
+    """A condition for messages to erase: exactly one field is set."""
 
     key: str | None = None
-    """Those with a key. In the quarantine, the key is the one that the configuration's `key` gives."""
+    """Messages with this key. In the quarantine, the configuration's `key` computes it."""
     subject: str | None = None
-    """Those on a subject, or on those that a pattern matches."""
+    """Messages on this subject or pattern."""
     seqs: tuple[int, int] | None = None
-    """Those with sequences from the first to the last, inclusive."""
+    """Messages in this range of sequences, inclusive."""
     where: str | None = None
-    """Those for which SQL is true."""
+    """Messages for which this SQL is true."""
 
     @classmethod
     def parse(cls, key: str | None, subject: str | None, seqs: str | None, where: str | None) -> Self:
@@ -97,7 +97,7 @@ class Condition:
         return cls(key=key, subject=subject, where=where, seqs=None if seqs is None else _range(seqs))
 
     def may_match(self, name: ObjectName) -> bool:
-        """Whether an object may have some of the messages, by its name."""
+        """Whether an object may have matching messages, by its name."""
         if self.seqs is not None and (name.first_seq > self.seqs[1] or name.last_seq < self.seqs[0]):
             return False
         return self.key is None or name.quarantine or bool(name.bundle) or name.key == self.key
@@ -114,11 +114,11 @@ def _range(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selected:
-    """What a search has found."""
+    """The result of a search."""
 
     messages: MessageSet
     undecided: Mapping[str, str]
-    """Why objects were not searched, or not as a whole, by their paths."""
+    """Reasons why objects were not searched completely, by path."""
 
 
 def source_of(file: File) -> Source:
@@ -133,7 +133,7 @@ class Search:
     def __init__(
         self, archive: ArchiveFiles, config: Config, condition: Condition, progress: Progress = ignore
     ) -> None:
-        """Raises ConfigError for what is no condition in SQL, JetcaptureError without DuckDB."""
+        """Raises ConfigError for invalid SQL, JetcaptureError without DuckDB."""
         self._archive, self._config, self._condition = archive, config, condition
         self._budget, self._progress = MemoryBudget(config.limits.memory), progress
         self._answers: dict[tuple[str, int], MessageSet] = {}
@@ -150,7 +150,7 @@ class Search:
             self._sql.close()
 
     def run(self, files: Sequence[File]) -> Selected:
-        """Search these objects; after VanishedError, those that were searched are not read again.
+        """Search these objects; a retry after VanishedError skips those already searched.
 
         Raises ConfigError, VanishedError, JetcaptureError.
         """
@@ -187,7 +187,7 @@ class Search:
         return Selected(messages=messages, undecided=undecided)
 
     def _prepare(self, files: Sequence[File]) -> dict[str, str]:
-        """Find the types that the columns of SQL have in all objects; return why some cannot be read, by their paths.
+        """Find the common types of the SQL's columns; return reasons for unreadable objects, by path.
 
         Raises VanishedError, JetcaptureError.
         """
@@ -229,7 +229,7 @@ class Search:
         return MessageSet.union(parts)
 
     def _parquet(self, file: File, name: ObjectName) -> Iterator[pa.Table]:
-        """Yield the columns to look at, with the types that they have in all objects."""
+        """Yield the columns to search, with their common types."""
         condition, table = self._condition, self._tables[name.quarantine]
         columns = self._columns(name)
         if self._sql is not None:
@@ -247,7 +247,7 @@ class Search:
         return (pa.Table.from_batches([batch]) for batch in reader.batches(file, name))
 
     def _text(self, file: File, name: ObjectName) -> Iterator[pa.Table]:
-        """Yield the columns to look at of an object in NDJSON or CSV, with the types that are declared."""
+        """Yield the columns to search of an object in NDJSON or CSV, with their declared types."""
         partitions = layout.PARTITIONS[1:] if name.quarantine or name.bundle else layout.PARTITIONS
         try:
             if self._sql is None:
@@ -278,7 +278,7 @@ class Search:
         return {**IDENTITY_TYPES, **{column: declared[column] for column in stored if column not in partitions}}
 
     def _columns(self, name: ObjectName) -> list[str]:
-        """Return the columns to look at, without SQL. Raises UndecidedError if none tells a message's key."""
+        """Return the columns to search without SQL. Raises UndecidedError if none has a message's key."""
         columns = list(IDENTITY_TYPES)
         if self._condition.subject is not None:
             columns.append(layout.SUBJECT)
@@ -299,7 +299,7 @@ class Search:
         return columns
 
     def _chosen(self, rows: pa.Table, name: ObjectName) -> pa.Table:
-        """Return the selected ones of an object's rows."""
+        """Return an object's selected rows."""
         condition = self._condition
         if self._sql is not None:
             return self._sql.chosen(rows)
@@ -330,7 +330,7 @@ class _Sql:
             raise JetcaptureError("duckdb is missing, for --where: pip install 'jetcapture[query]'") from error
         self._duckdb = duckdb
         try:
-            duckdb.SQLExpression(where)  # so that no parenthesis in it closes the one before it
+            duckdb.SQLExpression(where)  # so that no parenthesis in it closes the outer one
             self._expression = duckdb.SQLExpression(f"(\n{where}\n)")
         except duckdb.Error:
             raise ConfigError("--where: not a condition in SQL, as after WHERE") from None
@@ -340,7 +340,7 @@ class _Sql:
         if any(word.lower() in ("select", "columns") for word in words):
             raise ConfigError("--where: expected a condition on columns by their names, without SELECT or COLUMNS")
         self.names = frozenset(word.strip('"').replace('""', '"').casefold() for word in words)
-        """The words in the condition, folded: columns, and others."""
+        """The folded words of the condition: columns and others."""
         self._connection = connect(None)  # no temporary file gets rows to be erased
         self._connection.execute("SET enable_external_access = false")
         self._lock = threading.Lock()
@@ -349,7 +349,7 @@ class _Sql:
         self._connection.close()
 
     def chosen(self, rows: pa.Table) -> pa.Table:
-        """Return the identities of the rows for which it is true. Raises UndecidedError."""
+        """Return the identities of the matching rows. Raises UndecidedError."""
         if not self.names.isdisjoint(_FUNCTIONS - {name.casefold() for name in rows.schema.names}):
             raise UndecidedError(_UNFIT)
         try:

@@ -1,7 +1,7 @@
 """Delete erased messages from their stream, and list copies of the stream that are out of reach.
 
-A message is fetched before it is deleted, and its timestamp compared: a stream that was created again, or rewound,
-gives the sequences to other messages. Afterwards every sequence is asked for once more.
+A message is fetched before it is deleted, and its timestamp compared, because a recreated or rewound stream reuses
+sequences. Afterwards every sequence is requested once more.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from jetcapture_py.text import plural
 from jetcapture_py.verify.findings import Progress
 
 _TIMEOUT = 20.0
-"""Seconds that NATS may take to answer."""
+"""Timeout for answers of NATS, in seconds."""
 _NOTE = "raft logs of the stream's replicas, its backups, and streams of other accounts or servers that copy it"
 
 
 @dataclass(slots=True, kw_only=True)
 class StreamDeletion:
-    """What was deleted from the stream, or would be."""
+    """The effect of deleting from the stream, or its dry run."""
 
     deleted: int = 0
-    """Messages."""
+    """Number of deleted messages."""
     remains: list[str] = field(default_factory=list)
-    """Where messages still are, or may be."""
+    """Places that still have messages, or may have."""
     notes: tuple[str, ...] = (_NOTE,)
-    """What nobody can check from here."""
+    """Copies that cannot be checked."""
 
 
 async def delete_from_stream(config: Config, erased: Erased, *, dry_run: bool, progress: Progress) -> StreamDeletion:
@@ -76,12 +76,13 @@ async def delete_from_stream(config: Config, erased: Erased, *, dry_run: bool, p
 
 
 async def _delete(session: ReadSession, stream: str, seq: int) -> str | None:
-    """Delete a message, and overwrite its bytes; return why that failed. Raises SourceError without an answer."""
+    """Delete a message and overwrite its bytes; return the reason of a failure. Raises SourceError without an
+    answer."""
 
     async def request() -> str | None:
         try:
             await session.api.request(f"STREAM.MSG.DELETE.{stream}", {"seq": seq, "no_erase": False})
-        except ApiError as error:  # also after an answer that was lost: it is gone then
+        except ApiError as error:  # also after a lost answer: the message is then gone
             return str(error)
         return None
 
@@ -89,7 +90,7 @@ async def _delete(session: ReadSession, stream: str, seq: int) -> str | None:
 
 
 async def _present(session: ReadSession, stream: str, erased: Erased) -> AsyncIterator[list[int]]:
-    """Yield the sequences of erased messages that the stream has, some at a time."""
+    """Yield the sequences of erased messages in the stream, in batches."""
     state = await session.state(stream)
     spans = deque(
         range(max(first, state.first), min(last, state.last) + 1)
@@ -101,7 +102,7 @@ async def _present(session: ReadSession, stream: str, erased: Erased) -> AsyncIt
         chunk = list(_taken(spans, count))
         messages = await requested(session, stream, chunk)
         count = next_at_once(count, messages)
-        if not messages:  # skip what is gone
+        if not messages:  # skip deleted messages
             following = await session.next_match(stream, chunk[-1] + 1, ())
             while spans and (following is None or spans[0].stop <= following):
                 spans.popleft()
@@ -129,7 +130,7 @@ async def _count(session: ReadSession, stream: str, erased: Erased) -> int:
 
 
 async def _copies(session: ReadSession, stream: str, erased: Erased) -> AsyncIterator[str]:
-    """Yield which streams of the account have, or may have, copies. Raises SourceError, also without permission."""
+    """Yield streams of the account with possible copies. Raises SourceError, also without permission."""
     async for answer in stream_lists(session):
         for other in (info["config"] for info in answer.get("streams") or ()):
             name = other["name"]

@@ -1,7 +1,7 @@
 """Remove messages from objects in NDJSON and CSV: every other line stays as it is, to the byte.
 
-The lines are not parsed and written again, so nothing of a type or a number can change. They are compressed again, in
-the same way. The new object is read back and compared before the caller removes the old one.
+The lines are copied, not parsed and rewritten, so no value can change. They are compressed again in the same way. The
+new object is read back and compared before the caller removes the old one.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from jetcapture_py.store.removal import Removal
 from jetcapture_py.verify.examine import IDENTITY_TYPES, DamagedError, ObjectExaminer, text_rows
 
 _PIECE = 8 << 20
-"""Bytes of text that are read at once."""
+"""Bytes of text read at once."""
 _CODECS = {suffix: name for name, suffix in layout.COMPRESSED.items()}
 _LF, _QUOTE = b'\n"'
 
 
 def rewrite_text(archive: ArchiveFiles, file: File, dropped: MessageSet) -> Rewritten:
-    """Store an object's lines again without those of the messages `dropped`. Nothing is removed.
+    """Store an object's lines again, without those of the messages `dropped`. The source stays.
 
-    Raises VanishedError, StoreError, JetcaptureError if what was written does not read like the source.
+    Raises VanishedError, StoreError, and JetcaptureError if the new object does not read like the source.
     """
     name = file.name
     assert name is not None  # noqa: S101  # every caller has an object
@@ -61,7 +61,7 @@ def rewrite_text(archive: ArchiveFiles, file: File, dropped: MessageSet) -> Rewr
         return Rewritten(source=source, target=name, dropped=0, removal=None)
     format_, *end = name.suffix.removeprefix(".").split(".")
     out, expected = pa.BufferOutputStream(), hashlib.sha256()
-    mask = np.concatenate([np.ones(int(format_ == "csv"), np.bool_), stays])  # with the line of column names
+    mask = np.concatenate([np.ones(int(format_ == "csv"), np.bool_), stays])  # including the line of column names
     with compressed(out, _CODECS[f".{end[0]}" if end else ""]) as sink:
         for text in _kept(archive, file, mask, quoted=format_ == "csv"):
             sink.write(text)
@@ -114,7 +114,7 @@ def _kept(archive: ArchiveFiles, file: File, mask: Mask, *, quoted: bool) -> Ite
 
 
 def _ends(data: bytes, *, quoted: bool) -> npt.NDArray[np.intp]:
-    """Return where each whole line of a text ends; line ends in quotes are part of a line."""
+    """Return the end of each complete line; line ends in quotes are part of a line."""
     characters = np.frombuffer(data, np.uint8)
     ends = characters == _LF
     if quoted:

@@ -1,6 +1,6 @@
 """Parse values of NDJSON and CSV as their declared types, or fail: no type is inferred.
 
-Every value is written as text again and compared, so that a type which is not the one it was stored with is noticed.
+Every value is written as text again and compared, to detect a type other than the stored one.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _ndjson(archive: ArchiveFiles, file: File, names: Mapping[str, object]) -> I
 
 
 def _plain(texts: pa.StringArray) -> pa.StringArray:
-    """Return JSON texts as fields of CSV have them: strings without quotes, and null as null."""
+    """Return JSON texts in the form of CSV fields: strings without quotes, and null as null."""
     values = texts.to_pylist()
     plain = [None if text == "null" else _STRING.decode(text) if text.startswith('"') else text for text in values]
     return pa.array(plain, pa.string())

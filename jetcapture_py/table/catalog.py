@@ -1,6 +1,6 @@
-"""Open the Iceberg table of an archive in its catalog, and say in one line what fails.
+"""Open the Iceberg table of an archive in its catalog, with one-line errors.
 
-Everything that knows PyIceberg's errors, properties and private attributes is in this package.
+Only this package knows PyIceberg's errors, properties and private attributes.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table
 
 CATALOG = "jetcapture"
-"""The name that PyIceberg knows the catalog by, unless its settings have a `name`."""
+"""PyIceberg's name of the catalog, unless its settings have a `name`."""
 DIRECTORY = "_table"
 """Directory of the archive with the metadata of its tables."""
 CONTENT = "jetcapture.content"
-"""Property of a table: what it is of."""
+"""Table property with its content: stream and part."""
 AGAIN = "drop the table from its catalog, without purging it, and run `jetcapture maintain`, which makes it again"
 _FILE_PROPERTIES = {
     "key": "s3.access-key-id",
@@ -52,19 +52,19 @@ _FILE_PROPERTIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveTable:
-    """A table as it was when it was loaded."""
+    """A table in the state in which it was loaded."""
 
     catalog: Catalog
     name: str
     """Namespace and name, separated by dots."""
     root: str
-    """URL before the paths of the archive's objects."""
+    """URL prefix of the archive's objects."""
     location: str
     """URL of the directory for a new table's metadata."""
     content: str
-    """What it is of."""
+    """Its stream and part."""
     time: int
-    """Field id of the column whose day divides its files."""
+    """Field id of the time column whose day partitions the files."""
     loaded: Table | None
     """None for a table that does not exist yet."""
 
@@ -80,7 +80,7 @@ class ArchiveTable:
         return list(current.manifests(self.loaded.io)) if self.loaded and current else []
 
     def files(self) -> Iterator[tuple[int, DataFile]]:
-        """Yield the current files, each with the number of its manifest."""
+        """Yield the current files with the numbers of their manifests."""
         for number, manifest in enumerate(self.manifests() if self.loaded else ()):
             if self.loaded:
                 yield from ((number, entry.data_file) for entry in manifest.fetch_manifest_entry(self.loaded.io))
@@ -90,7 +90,7 @@ class ArchiveTable:
 def open_table(
     config: Config, archive: ArchiveFiles, *, quarantine: bool = False, read_only: bool = False
 ) -> Iterator[ArchiveTable]:
-    """Load the table of a capture's messages or of its quarantine; with `read_only`, no catalog's database is made.
+    """Load the table of a capture's messages or of its quarantine; with `read_only`, create no catalog database.
 
     Raises ConfigError, JetcaptureError, and ConflictError for a commit that was refused.
     """
@@ -141,12 +141,12 @@ def open_table(
 
 
 def root_url(archive: ArchiveFiles) -> str:
-    """Return the URL before the paths of objects, as the table has it."""
+    """Return the URL prefix of objects in the table's form."""
     return f"{archive.url.rstrip('/')}/"
 
 
 def _refuse_other(table: Table, name: str, content: str) -> None:
-    """Raise JetcaptureError for a table of something else, or with other partitions than ours."""
+    """Raise JetcaptureError for a table with other content or partitions."""
     from pyiceberg.transforms import DayTransform
 
     if (other := table.properties.get(CONTENT)) != content:
@@ -158,7 +158,7 @@ def _refuse_other(table: Table, name: str, content: str) -> None:
 
 
 def table_names(config: Config) -> dict[bool, str]:
-    """Return the names of an archive's tables; the key says whether it is that of the quarantine."""
+    """Return the names of an archive's tables; the key is True for the quarantine's."""
     given = config.maintain.table if config.maintain else None
     names = {} if given is None else {False: given.name, True: given.quarantine}
     return {quarantine: name for quarantine, name in names.items() if name is not None}
@@ -187,18 +187,18 @@ def _open_catalog(settings: Mapping[str, Any], *, read_only: bool) -> Iterator[C
     try:
         yield catalog
     finally:
-        with suppress(Exception):  # drivers raise their own errors, and nothing is lost
+        with suppress(Exception):  # drivers raise their own errors
             catalog.close()
 
 
 def _text(value: Any) -> Any:
-    """Return a property as PyIceberg expects it: as text, or properties inside it as they are."""
+    """Convert a property for PyIceberg: to text, or nested properties unchanged."""
     return value if isinstance(value, dict) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @contextmanager
 def explained(problem: str) -> Iterator[None]:
-    """Turn what a catalog or its store raises into one line: ConflictError if a commit was refused."""
+    """Turn errors of a catalog or its store into one line: ConflictError if a commit was refused."""
     try:
         yield
     except JetcaptureError:
@@ -209,19 +209,19 @@ def explained(problem: str) -> Iterator[None]:
 
 
 def is_refused(error: Exception) -> bool:
-    """Whether another process was faster, or is at it."""
+    """Whether a commit lost against another process."""
     from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
 
     return isinstance(error, CommitFailedException | TableAlreadyExistsError) or "database is locked" in str(error)
 
 
 def _has_no_tables(error: Exception) -> bool:
-    """Whether the database of a catalog has none of the catalog's own tables yet, as it may be if nothing is made."""
+    """Whether a catalog's database lacks the catalog's own tables, as may happen if nothing is created."""
     return "iceberg_tables" in str(error) and any(text in str(error) for text in ("no such table", "not exist"))
 
 
 def file_properties(store: StoreConfig) -> dict[str, str]:
-    """Return the properties with which PyIceberg opens the same store. Raises ConfigError for secret files."""
+    """Return PyIceberg's properties for the same store. Raises ConfigError for secret files."""
     options = with_secrets(store.options)
     nested = options.get("client_kwargs")
     every = as_fsspec({**options, **(nested if isinstance(nested, dict) else {})})

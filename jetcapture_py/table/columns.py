@@ -1,8 +1,8 @@
-"""The columns of an Iceberg table, which grow with the files that are added: ids, names and types from the objects.
+"""The columns of an Iceberg table, which grow with added files: ids, names and types from the objects.
 
-A column of the table is a field id of the format, which stands for a name and a family of types. If a name comes with
-several families, the first one has the name itself, and every other the name with its family: `amount`,
-`amount_string`. So no value is ever converted, and none reads as null because another object has another type.
+A table column is a field id of the format, which stands for a name and a family of types. If a name has several
+families, the first one gets the plain name, and every other the name with its family: `amount`, `amount_string`. So no
+value is ever converted, and none reads as null because another object has another type.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SIMPLE: dict[str, IcebergType] = {
     "timestamp": TimestampType(),
     "timestamptz": TimestamptzType(),
 }
-"""Types in a table by family. All numbers of a family have one, so that no column ever changes its type."""
+"""Types in a table by family. All numbers of a family share one, so that no column ever changes its type."""
 _RESERVED = frozenset(
     f"_{name}"
     for name in (
@@ -57,13 +57,13 @@ _RESERVED = frozenset(
         *("change_type", "change_ordinal", "commit_snapshot_id"),
     )
 )
-"""Iceberg's own columns: with another one of such a name, Spark cannot select all columns."""
+"""Iceberg's own columns: if another one has such a name, Spark cannot select all columns."""
 _MAX_DIGITS = 38
 _INTEGER_BITS = 32
 
 
 def first_columns(time: int) -> Schema:
-    """Return the columns with which a table begins: one divides its files, and not every object has event time."""
+    """Return the initial columns of a table, including the partitioning one: not every object has event time."""
     return (
         Schema(NestedField(time, layout.TIME, TimestamptzType())) if time == layout.FIELD_IDS[layout.TIME] else Schema()
     )
@@ -75,12 +75,12 @@ class TableColumns:
     def __init__(self, schema: Schema) -> None:
         self._fields: Sequence[NestedField] = schema.fields
         self._taken = {*_RESERVED, *_names(schema)}
-        """Names of the columns and their fields, with dots between names: a name may have dots, too."""
+        """Names of the columns and their fields, joined by dots; a name may also contain dots."""
         self.left_out: dict[str, str] = {}
-        """Columns, with dots between names, that the table cannot have, and their types."""
+        """Columns that the table cannot have, joined by dots, and their types."""
 
     def add(self, file: pa.Schema) -> bool:
-        """Add the columns of a file; return False if they have no field ids: the table cannot have it."""
+        """Add the columns of a file; return False if they have no field ids, so that the table cannot have the file."""
         if any(field_id(field) < 0 for field in file):
             return False
         self._fields = self._merged(self._fields, file, "")
@@ -92,13 +92,13 @@ class TableColumns:
 
     @property
     def drifted(self) -> list[str]:
-        """The columns that have another name than in objects, with dots between names."""
+        """Columns with another name than in objects, joined by dots."""
         schema = self.schema
         numbers = (number for number, field in index_by_id(schema).items() if field.doc)
         return sorted(schema.find_column_name(number) or "" for number in numbers)
 
     def _merged(self, known: Sequence[NestedField], fields: Iterable[pa.Field], path: str) -> tuple[NestedField, ...]:
-        """Return the columns, or fields of a struct, `known` before, and those of a file."""
+        """Merge the `known` columns, or fields of a struct, with a file's."""
         merged = {field.field_id: field for field in known}
         for field in fields:
             number = field_id(field)
@@ -118,7 +118,7 @@ class TableColumns:
         return tuple(merged.values())
 
     def _type(self, field: pa.Field, before: IcebergType | None, path: str) -> IcebergType | None:
-        """Return the type of a column that a file has as `field` and the table as `before`; None if there is none."""
+        """Return the common type of a file's `field` and the table's `before`; None without one."""
         types, type_ = pa.types, field.type
         if types.is_dictionary(type_):
             type_ = type_.value_type
@@ -149,7 +149,7 @@ class TableColumns:
 
 
 def _name(field: pa.Field, path: str, taken: AbstractSet[str]) -> str:
-    """Return the name of a new column: the field's own, or one that also says its type; names differ in any case."""
+    """Return the name of a new column: the field's own, or one with its type. Case does not distinguish names."""
     inner = [inside for inside, _ in _inside(field.type)]
 
     def free(name: str) -> bool:
@@ -164,7 +164,7 @@ def _name(field: pa.Field, path: str, taken: AbstractSet[str]) -> str:
 
 
 def _inside(type_: pa.DataType, path: str = "") -> Iterator[tuple[str, pa.DataType]]:
-    """Yield the parts of lists and maps, whose names cannot be chosen, with their paths and types."""
+    """Yield the parts of lists and maps, which have fixed names, with their paths and types."""
     types = pa.types
     parts: list[tuple[str, pa.DataType]] = []
     if types.is_map(type_):
@@ -177,5 +177,5 @@ def _inside(type_: pa.DataType, path: str = "") -> Iterator[tuple[str, pa.DataTy
 
 
 def _names(schema: Schema) -> Iterator[str]:
-    """Yield the names of columns and what is in them, in lower case, with dots between names."""
+    """Yield the names of columns and their nested fields, in lower case, joined by dots."""
     return map(str.casefold, index_by_name(schema)) if schema.fields else iter(())

@@ -1,12 +1,12 @@
-"""Make the table as the archive is, in one commit.
+"""Bring the table to the state of the archive, in one commit.
 
-Nothing is remembered between passes, so any number of them may run at once:
+Passes share no state, so any number of them may run at once:
 
 - A commit first loads the table, then lists the archive, and then replaces exactly the snapshot that it loaded. If
-  another one was faster, everything is done again. So a table never names an object that a compaction removed: the
-  compaction commits what replaces it first, and removes it later, if the table as it is then does not name it.
-- If an object was removed between listing and commit all the same, by one whose own commit had nothing to change,
-  everything is done again, too.
+  another one was faster, everything is repeated. So a table never references an object that a compaction removed: the
+  compaction first commits the replacement, and later removes the object unless the current table references it.
+- If another pass, whose own commit had nothing to change, removed an object between listing and commit, everything is
+  repeated, too.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from jetcapture_py.table.plan import CommitRequest, TablePlan
 from jetcapture_py.text import plural
 
 SNAPSHOT_AGE = timedelta(hours=1)
-"""How long snapshots are kept once they are replaced, at least. Queries may have been planned from them."""
+"""Minimum age of a replaced snapshot before it is removed: queries may have been planned from it."""
 _LISTED = 10
-"""Objects that wait of which the reason is told."""
+"""Maximum waiting objects with a reported reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableResult:
-    """What a pass did to a table, or would do."""
+    """The effect of a pass or its dry run on a table."""
 
     name: str
     """Namespace and name of the table."""
@@ -48,24 +48,23 @@ class TableResult:
     rows: int
     """Rows of the table."""
     added: int
-    """Files that were added."""
+    """Added files."""
     removed: int
-    """Files that were removed from the table: of objects that were replaced or have expired."""
+    """Files removed from the table, because their objects were replaced or have expired."""
     unsettled: int
-    """Objects of complete buckets that wait: they overlap, and it is not certain that no message is in two of them, or
-    they cannot be read."""
+    """Objects of complete buckets that wait: they overlap and may share messages, or cannot be read."""
     complete_to: datetime | None
-    """Every message of buckets that ended up to here is in the table; None if there are no complete buckets."""
+    """The table has every message of buckets that ended up to this time; None without complete buckets."""
     renamed: Sequence[str]
-    """Columns whose names say their type, because a column of that name has another."""
+    """Columns with their type in the name, because another column has the plain name."""
     left_out: Mapping[str, str]
     """Columns that a table cannot have, and their types."""
     opened: int
     """Objects whose footers were read."""
     problems: Sequence[str] = ()
-    """Why objects wait, one line each for the first ones."""
+    """Reasons why objects wait, for the first ones."""
     error: str = ""
-    """Which objects no further pass can add, and why."""
+    """Objects that no further pass can add, with the reason."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as plain values."""
@@ -90,18 +89,18 @@ class Committed:
 
     result: TableResult
     paths: PathSet
-    """Paths of the objects that the table has: nobody may remove them."""
+    """Paths of the table's objects, which must not be removed."""
     dropped: Mapping[str, float]
-    """Paths of objects that snapshots of the last time removed, and when, in seconds since the epoch: queries may still
-    read them."""
+    """Paths of objects that recent snapshots removed, and when, in seconds since the epoch: queries may still read
+    them."""
     forgotten: int = 0
-    """Snapshots that were forgotten."""
+    """Number of forgotten snapshots."""
     remains: Sequence[str] = ()
-    """Files of forgotten snapshots that could not be deleted, by their places."""
+    """Locations of files of forgotten snapshots that could not be deleted."""
 
 
 def commit(config: Config, archive: ArchiveFiles, request: CommitRequest) -> Committed:
-    """Make the table as the archive is, without what has expired.
+    """Bring the table to the state of the archive, without expired objects.
 
     Raises JetcaptureError, ConfigError without the extra `table`.
     """
@@ -111,7 +110,7 @@ def commit(config: Config, archive: ArchiveFiles, request: CommitRequest) -> Com
         try:
             return _commit(config, archive, requests[-1])
         except _GoneError:
-            if archive.erased(config.source.stream):  # the snapshot must not go on naming what was erased
+            if archive.erased(config.source.stream):  # the snapshot must no longer reference erased messages
                 requests.append(replace(request, forget=True))
             raise
 
@@ -146,7 +145,7 @@ def _commit(config: Config, archive: ArchiveFiles, request: CommitRequest) -> Co
 
 
 def _write(plan: TablePlan) -> tuple[ArchiveTable, int, list[str]]:
-    """Commit what the plan says, if there is anything; return the table, and what became of earlier snapshots."""
+    """Commit the plan's changes, if any; return the table and the effect on earlier snapshots."""
     from jetcapture_py.table.writer import TableWriter, delete_manifests
 
     table, request, writer = plan.table, plan.request, None
@@ -168,7 +167,7 @@ def _write(plan: TablePlan) -> tuple[ArchiveTable, int, list[str]]:
 
 
 def _has_history(table: ArchiveTable) -> bool:
-    """Whether a table has earlier snapshots, or says which files it no longer has."""
+    """Whether a table has earlier snapshots, or entries of removed files."""
     snapshots = table.loaded.metadata.snapshots if table.loaded else []
     return len(snapshots) > 1 or any(
         not manifest.has_added_files() and not manifest.has_existing_files() for manifest in table.manifests()
@@ -176,26 +175,26 @@ def _has_history(table: ArchiveTable) -> bool:
 
 
 def _refuse_gone(plan: TablePlan) -> None:
-    """Raise _GoneError if an object was removed while it was committed. Those in the table before are not."""
+    """Raise _GoneError if an object was removed while it was committed. Earlier files of the table are protected."""
     present = PathSet(plan.archive.paths(plan.directory))
     if not present.issuperset_of(plan.tally.new):
         raise _GoneError(f"{plan.archive.shown} has lost objects while table {plan.table.name} was committed")
 
 
 def named_paths(config: Config, archive: ArchiveFiles, *, quarantine: bool = False) -> PathSet:
-    """Return the paths of the objects that the table names now. Raises JetcaptureError, and ConfigError."""
+    """Return the paths of the objects that the table references now. Raises JetcaptureError, ConfigError."""
     with open_table(config, archive, quarantine=quarantine) as table:
         return PathSet(file.file_path.removeprefix(table.root) for _, file in table.files())
 
 
 def drop_quarantined(config: Config, archive: ArchiveFiles, paths: Collection[str]) -> None:
-    """Take objects that are about to be removed out of the quarantine's table, if there is one. Raises as `commit`."""
+    """Remove objects from the quarantine's table, if any, before they are deleted. Raises as `commit`."""
     if True in table_names(config):
         commit(config, archive, CommitRequest(quarantine=True, expired=frozenset(paths)))
 
 
 def _summary(mark: watermark.Watermark | None) -> dict[str, str]:
-    """Return what a snapshot says of the archive."""
+    """Return a snapshot's summary of the archive."""
     if mark is None:
         return {}
     return {
@@ -206,7 +205,7 @@ def _summary(mark: watermark.Watermark | None) -> dict[str, str]:
 
 
 def _result(plan: TablePlan, snapshot: int | None) -> TableResult:
-    """Return what was done, or would be."""
+    """Return the result of the commit or its dry run."""
     tally = plan.tally
     upto = plan.closed if tally.earliest is None else min(plan.closed, tally.earliest)
     return TableResult(
@@ -227,7 +226,7 @@ def _result(plan: TablePlan, snapshot: int | None) -> TableResult:
 
 
 def _error(table: str, stuck: Mapping[str, str]) -> str:
-    """Return which objects no further pass can add, in one line; "" for none."""
+    """Return in one line the objects that no further pass can add; "" for none."""
     if not stuck:
         return ""
     path, reason = next(iter(stuck.items()))

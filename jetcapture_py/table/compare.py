@@ -15,7 +15,8 @@ from jetcapture_py.verify.findings import FileList, Finding, Kind, Severity, fil
 
 
 def compare_tables(config: Config, archive: ArchiveFiles) -> list[Finding]:
-    """Return what of the tables' files differs from the archive's. Raises JetcaptureError, ConfigError without one."""
+    """Return the differences between the tables and the archive. Raises JetcaptureError, ConfigError without a
+    table."""
     table_config(config)
     findings: list[Finding] = []
     for quarantine in table_names(config):
@@ -26,7 +27,7 @@ def compare_tables(config: Config, archive: ArchiveFiles) -> list[Finding]:
 
 
 def _differences(table: ArchiveTable, plan: TablePlan) -> Iterator[Finding]:
-    """Yield what differs between a table and what it should have."""
+    """Yield the differences between a table and its plan."""
     archive, name = plan.archive, table.name
     joining = [change.info.name.path for change in plan.changes() if isinstance(change, Joining)]
     listing = list_objects(archive, plan.directory)

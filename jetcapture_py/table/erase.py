@@ -1,4 +1,4 @@
-"""Take objects out of an archive's tables for good: out of every snapshot, and of every file of their metadata."""
+"""Remove objects from an archive's tables for good: from every snapshot and metadata file."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _MANIFEST = ".avro"
 
 @dataclass(slots=True)
 class TablesErased:
-    """What was done to an archive's tables."""
+    """The effect on an archive's tables."""
 
     snapshots: int = 0
-    """Snapshots that were forgotten."""
+    """Number of forgotten snapshots."""
     remains: list[str] = field(default_factory=list)
-    """What still names such objects, or may."""
+    """Remaining references to such objects, or possible ones."""
     unnamed: list[File] = field(default_factory=list)
-    """Manifests, and lists of them, that no snapshot names: commits that were killed leave them."""
+    """Manifests and manifest lists without a snapshot, left by killed commits."""
     directories: list[str] = field(default_factory=list)
-    """Those of the tables' metadata in the archive."""
+    """Directories of the tables' metadata in the archive."""
     notes: list[str] = field(default_factory=list)
-    """What was not searched."""
+    """Places that were not searched."""
 
 
 def check_tables(config: Config, archive: ArchiveFiles) -> None:
-    """Open the tables, so that nothing begins that cannot end. Raises ConfigError, JetcaptureError."""
+    """Open the tables, so that problems show before anything changes. Raises ConfigError, JetcaptureError."""
     for quarantine in table_names(config):
         with open_table(config, archive, quarantine=quarantine, read_only=True):
             pass
@@ -44,10 +44,10 @@ def check_tables(config: Config, archive: ArchiveFiles) -> None:
 def drop_objects(
     config: Config, archive: ArchiveFiles, paths: Collection[str], erased: Erased | None = None
 ) -> TablesErased:
-    """Take objects that are about to be removed out of the tables, and forget all earlier snapshots.
+    """Remove objects from the tables before they are deleted, and forget all earlier snapshots.
 
-    With `erased`, also what is gone of objects that may have had erased messages: maintenance may have put it back
-    before it was removed. Then the manifests that no snapshot names are found, too.
+    With `erased`, also remove vanished objects that may have had erased messages, because maintenance may have put them
+    back, and find manifests without a snapshot.
     """
     names, root, done = table_names(config), root_url(archive), TablesErased()
     leaving, present = frozenset(paths), set[str]()
@@ -83,7 +83,7 @@ def drop_objects(
 
 
 def _naming(table: ArchiveTable, is_removed: Callable[[str], bool]) -> Iterator[str]:
-    """Yield the tags and branches whose snapshots name removed files."""
+    """Yield the tags and branches whose snapshots reference removed files."""
     loaded = table.loaded
     for name, reference in loaded.metadata.refs.items() if loaded else ():
         snapshot = loaded.metadata.snapshot_by_id(reference.snapshot_id) if loaded else None
@@ -98,7 +98,7 @@ def _naming(table: ArchiveTable, is_removed: Callable[[str], bool]) -> Iterator[
 
 
 def _find_unnamed(archive: ArchiveFiles, table: ArchiveTable, done: TablesErased) -> None:
-    """Find the manifests of a table that no snapshot names: they may have the paths of objects, and keys."""
+    """Find a table's manifests without a snapshot: they may have paths of objects, and so keys."""
     loaded, root = table.loaded, table.root
     if loaded is None:
         return

@@ -30,14 +30,14 @@ from pyiceberg.utils.truncate import truncate_upper_bound_text_string
 from jetcapture_py.archive.schema import field_id
 
 WHOLE, DAILY = 0, 1
-"""The specifications of partitions that every table has: none, and the day of its column of time."""
+"""The partition specs of every table: none, and the day of its time column."""
 _DAY = 86_400_000_000
 _LENGTH = 16
 """Characters of a text in its bounds."""
 
 
 class Leaf(NamedTuple):
-    """A column of an object that has bounds, not inside a list or map."""
+    """A column of an object with bounds, not inside a list or map."""
 
     position: int
     """Its position among the columns of the file."""
@@ -56,7 +56,7 @@ _PACKED: dict[type[PrimitiveType], Callable[[int], bytes]] = {
 
 
 def leaves(schema: pa.Schema, table: Schema) -> list[Leaf]:
-    """Return the columns of objects with this schema whose bounds a table can have."""
+    """Return the columns of this schema whose bounds a table can have."""
     types = {number: field.field_type for number, field in index_by_id(table).items()}
     columns, index = list[Leaf](), 0
 
@@ -83,7 +83,7 @@ def _children(type_: pa.DataType) -> Iterator[pa.Field]:
 
 
 def _has_bounds(type_: pa.DataType) -> bool:
-    """Whether statistics of a type are the bounds of a column: engines disagree on NaN, and long bytes help nobody."""
+    """Whether statistics of a type can be a column's bounds: engines disagree on NaN, and long bytes are useless."""
     types = pa.types
     if types.is_timestamp(type_):
         return bool(type_.unit == "us")
@@ -97,7 +97,7 @@ def _has_bounds(type_: pa.DataType) -> bool:
 
 
 def data_file(place: str, size: int, metadata: pq.FileMetaData, columns: Sequence[Leaf], time_column: int) -> DataFile:
-    """Describe an object by its decoded footer. `time_column` is the field id of the table's column of time."""
+    """Describe an object by its decoded footer. `time_column` is the field id of the table's time column."""
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     lower, upper, empty = dict[int, bytes](), dict[int, bytes](), dict[int, int]()
     day: tuple[int | None, ...] = () if any(leaf.field == time_column for leaf in columns) else (None,)
@@ -131,7 +131,7 @@ def data_file(place: str, size: int, metadata: pq.FileMetaData, columns: Sequenc
 
 
 def _limits(groups: Sequence[Any], leaf: Leaf) -> tuple[tuple[Any, Any] | None, int]:
-    """Return minimum and maximum of a column, None if unknown; and how many nulls it has, -1 if unknown."""
+    """Return a column's minimum and maximum, None if unknown, and its number of nulls, -1 if unknown."""
     lows, highs, nulls = [], [], 0
     for group in groups:
         statistics = group.column(leaf.position).statistics
@@ -155,7 +155,7 @@ def _unscaled(value: Any) -> int:
 
 
 def _bound(type_: PrimitiveType, value: Any, *, upper: bool) -> bytes | None:
-    """Return a limit of decimals or texts as manifests have it; None if there is none, as above some texts."""
+    """Return a bound of decimals or texts in the form of manifests; None if impossible, as above some texts."""
     if isinstance(type_, DecimalType):
         return bytes(value.to_bytes((value.bit_length() + 8) // 8, "big", signed=True))
     text = value.decode()

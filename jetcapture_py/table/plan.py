@@ -1,9 +1,9 @@
-"""Plan which files a table should have, bucket by bucket: from names, and from the objects' footers.
+"""Plan the files of a table, bucket by bucket, from objects' names and footers.
 
-What a table should have follows from the archive alone: its names, its watermark, and, where names overlap, the
-objects' messages. Only buckets in which table and archive differ are looked at. Objects whose sequences overlap are in
-the table only if it is certain that they share no message: compaction has verified which of them have all messages, or
-the messages themselves are compared here. Otherwise the table keeps what it had of them, and the rest waits.
+The contents of a table follow from the archive alone: its names, its watermark and, where names overlap, the objects'
+messages. Only buckets in which table and archive differ are examined. Objects with overlapping sequences join the table
+only if they certainly share no message: compaction has verified which of them have all messages, or the messages are
+compared here. Otherwise the table keeps its files of them, and the rest waits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _BUCKET = re.compile(r"/(\d{8}T\d{6})[ZE]-[^/]*\.parquet")
 _MAX_SCHEMAS = 1000
-"""Different columns of objects that are remembered at once, about."""
+"""Approximate maximum of distinct schemas in the cache."""
 _NO_IDS = "its columns have no field ids: it was not written by jetcapture"
 _MERGES = ": compaction merges them"
 _DRIFTED = " whose column types differ, which compaction cannot merge"
@@ -48,16 +48,16 @@ _NOT_PARQUET = "it is not Parquet, which a table requires"
 
 
 class Joining(NamedTuple):
-    """An object that joins a table."""
+    """An object to add to a table."""
 
     info: ObjectInfo
     footer: bytes
     columns: Sequence[Leaf]
-    """Its columns whose bounds the table can have."""
+    """Its columns with bounds."""
 
 
 class Leaving(NamedTuple):
-    """A file that leaves a table."""
+    """A file to remove from a table."""
 
     manifest: int
     """The number of its manifest."""
@@ -66,18 +66,18 @@ class Leaving(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRequest:
-    """What to commit."""
+    """A request to update a table."""
 
     quarantine: bool = False
-    """The table of the quarantine in place of that of the messages."""
+    """Use the table of the quarantine instead of the messages'."""
     after: float | None = None
     """Seconds since a bucket's end; None for `maintain.compact.after`."""
     outcomes: Sequence[Merged] = ()
-    """What a compaction of these objects has verified."""
+    """Verified results of a compaction of these objects."""
     expired: frozenset[str] = frozenset()
-    """Paths of objects that are about to be removed, beyond those of which the archive's note says so."""
+    """Paths of objects about to be removed, besides those recorded in the archive."""
     recent: float = 0.0
-    """For how many seconds to tell what was dropped."""
+    """Report files dropped within this many seconds."""
     forget: bool = False
     """Forget all earlier snapshots."""
     dry_run: bool = False
@@ -85,23 +85,23 @@ class CommitRequest:
 
 @dataclass(slots=True)
 class Tally:
-    """What a table has in the end."""
+    """A table's contents after the changes."""
 
     paths: PathSet = field(default_factory=PathSet)
     """Paths of its objects."""
     new: PathSet = field(default_factory=PathSet)
-    """Those of them that are added."""
+    """Paths of added objects."""
     rows: int = 0
     removed: int = 0
-    """Files that leave it."""
+    """Number of removed files."""
     unsettled: dict[str, str] = field(default_factory=dict)
-    """Paths of objects that wait, and why."""
+    """Paths of waiting objects, with the reason."""
     stuck: dict[str, str] = field(default_factory=dict)
-    """Those of them that no further pass can add."""
+    """Waiting objects that no further pass can add, with the reason."""
     earliest: int | None = None
-    """The first bucket in which objects wait."""
+    """The first bucket with waiting objects."""
     opened: int = 0
-    """Objects whose footers were read."""
+    """Number of footers read."""
 
     def wait(self, bucket: int, paths: Collection[str], reason: str, *, stuck: bool = True) -> None:
         """Count objects that the table lacks; `stuck` if no further pass can add them."""
@@ -112,14 +112,14 @@ class Tally:
 
 @dataclass(slots=True)
 class _Bucket:
-    """What archive and table have in one bucket."""
+    """The archive's objects and the table's files of one bucket."""
 
     sizes: Mapping[str, int]
-    """The bytes of the archive's objects that have not expired, by path."""
+    """Sizes of the archive's unexpired objects, by path."""
     current: Mapping[str, Sequence[int]]
     """The table's files by path: bytes, rows, and the number of their manifest."""
     staying: set[str] = field(default_factory=set)
-    """Paths of files that stay in the table."""
+    """Paths of files to keep in the table."""
 
     def is_stale(self, path: str) -> bool:
         """Whether an object was stored again since the table got it."""
@@ -127,14 +127,14 @@ class _Bucket:
 
 
 class _Part(NamedTuple):
-    """Objects of one bucket that are decided together; none at the bucket's end."""
+    """Objects of one bucket that are decided together; empty at the bucket's end."""
 
     bucket: _Bucket
     names: Sequence[ObjectName]
 
 
 class TablePlan:
-    """Compares a table, as it was loaded, with its archive; `changes` yields what differs and fills `tally`."""
+    """Compares a loaded table with its archive; `changes` yields the differences and fills `tally`."""
 
     def __init__(self, config: Config, archive: ArchiveFiles, table: ArchiveTable, request: CommitRequest) -> None:
         from jetcapture_py.table.columns import TableColumns, first_columns
@@ -144,7 +144,7 @@ class TablePlan:
         self.columns = TableColumns(table.loaded.schema() if table.loaded else first_columns(table.time))
         self.tally = Tally()
         self.mark: Watermark | None = archive.watermark(self.stream)
-        """The watermark, as it was before the archive was listed."""
+        """The watermark before the archive was listed."""
         compact = (config.maintain and config.maintain.compact) or CompactConfig()
         self.closed = time.time() - (compact.after if request.after is None else request.after)
         """Complete buckets end before this time, in seconds since the epoch."""
@@ -152,20 +152,21 @@ class TablePlan:
             self.closed = min(self.closed, self.mark.time.timestamp())
         self._keep = config.maintain.keep if config.maintain else None
         self._replaced = {path: outcome for outcome in request.outcomes for path in outcome.removable}
-        """What compaction has verified, by the paths of replaced objects."""
+        """Verified results of compaction, by the paths of replaced objects."""
         self._reader = InfoReader()
         self._leaves: dict[int, list[Leaf] | None] = {}
-        """The columns with bounds by the number of a schema; None for objects that the table cannot have."""
+        """Columns with bounds by schema number; None for objects that the table cannot have."""
 
     @property
     def directory(self) -> str:
-        """Where the archive has the table's objects."""
+        """The archive's directory of the table's objects."""
         return f"{layout.QUARANTINE}/{self.stream}" if self.request.quarantine else self.stream
 
     def changes(self) -> Iterator[Joining | Leaving]:
-        """Yield what changes.
+        """Yield the changes.
 
-        Raises JetcaptureError, also for a table of another archive; and VanishedError for objects that go meanwhile.
+        Raises JetcaptureError, also for a table of another archive, and VanishedError for objects that vanish
+        meanwhile.
         """
         current, elsewhere = self._current()
         present, others = self._listed()
@@ -194,7 +195,7 @@ class TablePlan:
             lacks = number < self.closed and not lasting.keys() <= bucket.current.keys()
             if lacks or any(map(bucket.is_stale, lasting)):
                 names = _names_of(lasting)
-                # footers say of bundles which of them may share messages
+                # footers of bundles show which of them may share messages
                 parts = [names] if any(name.bundle for name in names) else clusters(names)
                 yield from (_Part(bucket, objects) for objects in parts)
             else:
@@ -202,7 +203,7 @@ class TablePlan:
             yield _Part(bucket, ())
 
     def _listed(self) -> tuple[Inventory, Inventory]:
-        """Return the Parquet objects, each with its bytes, and the objects of other formats."""
+        """Return the Parquet objects with their sizes, and the objects of other formats."""
         present, others = Inventory(), Inventory()
         for file in self.archive.below(self.directory):
             if file.name is not None:
@@ -222,7 +223,7 @@ class TablePlan:
         return objects, elsewhere
 
     def _refuse_other_archive(self, current: Inventory, elsewhere: Sequence[Leaving], present: int) -> None:
-        """Raise JetcaptureError for a table of another archive, or of one that is not there."""
+        """Raise JetcaptureError for a table of another or a missing archive."""
         name, shown, stream = self.table.name, self.archive.shown, self.stream
         explained = present or (self.request.quarantine and self._has_messages())
         if (current.files or elsewhere) and not explained and not self._all_erased(current):
@@ -247,7 +248,7 @@ class TablePlan:
         return bool(names) and all(erased.count(name.first_seq, name.last_seq) >= name.rows for name in names)
 
     def _lasting(self, bucket: int, paths: Iterable[str], note: Expired | None) -> list[str]:
-        """Return the paths of a bucket without what has expired: any pass with `keep` may be removing it now."""
+        """Return the unexpired paths of a bucket; another pass may be deleting the others."""
         if note is not None and bucket < min(note.until.timestamp(), time.time() - (self._keep or 0)):
             names = _names_of(paths)
             seqs = np.array([(name.first_seq, name.last_seq) for name in names], np.int64).reshape(-1, 2)
@@ -256,7 +257,7 @@ class TablePlan:
         return [path for path in paths if path not in self.request.expired]
 
     def _joining(self, bucket: _Bucket, footers: Mapping[ObjectName, bytes]) -> Iterator[Joining]:
-        """Yield the objects among these that join the table, and note which stay in it."""
+        """Yield the objects that join the table, and record the ones that stay."""
         self.tally.opened += len(footers)
         if len(self._reader.schemas) > _MAX_SCHEMAS:
             self._reader = InfoReader()
@@ -272,14 +273,14 @@ class TablePlan:
             if reason:
                 missing = [name.path for name in cluster if name.path not in bucket.current]
                 self.tally.wait(cluster[0].bucket, missing, reason, stuck=stuck)
-            if reason or not complete:  # what the table has of them stays, and is read again if it was stored again
+            if reason or not complete:  # the table's files of them stay, and are re-read if stored again
                 chosen = [name for name in cluster if name.path in bucket.current]
             for name in chosen:
                 info = infos[name]
                 if name.path in bucket.current and not bucket.is_stale(name.path):
                     bucket.staying.add(name.path)
                 elif unfit := self._unfit(info):
-                    self.tally.wait(name.bucket, [name.path], unfit)  # the bytes that the table names are gone
+                    self.tally.wait(name.bucket, [name.path], unfit)  # the file was replaced since the table got it
                 elif isinstance(info, ObjectInfo):
                     leaves = self._leaves[info.schema_number] or []
                     self.tally.rows += name.rows
@@ -288,7 +289,7 @@ class TablePlan:
                     yield Joining(info, footers[name], leaves)
 
     def _unfit(self, info: ObjectInfo | BadObject) -> str:
-        """Return why the table cannot have an object; "" if it can, with its columns, which it then has."""
+        """Return why the table cannot have an object; "" if it can, after adding its columns."""
         from jetcapture_py.table.files import leaves
 
         if isinstance(info, BadObject):
@@ -299,7 +300,7 @@ class TablePlan:
         return _NO_IDS if self._leaves[info.schema_number] is None else ""
 
     def _leaving(self, bucket: _Bucket) -> Iterator[Leaving]:
-        """Count the files of a bucket that stay, and yield those that leave."""
+        """Count the files of a bucket that stay, and yield the ones to remove."""
         for path, (_, rows, manifest) in bucket.current.items():
             if path in bucket.staying:
                 self.tally.paths.add(path)
@@ -315,7 +316,7 @@ class TablePlan:
         infos: Mapping[ObjectName, ObjectInfo | BadObject],
         bundles: Mapping[ObjectName, int],
     ) -> tuple[list[ObjectName], str]:
-        """Return objects of a cluster that have all its messages, each once; or why that is not certain."""
+        """Return objects of a cluster that have each of its messages once, or the reason of the uncertainty."""
         if len(cluster) == 1:
             return cluster, ""
         remaining = {name.path: name for name in cluster}
@@ -347,15 +348,15 @@ class TablePlan:
 
 
 def disjoint_objects(archive: ArchiveFiles, sources: Iterable[Source]) -> tuple[list[ObjectName] | None, bool]:
-    """Return objects that together have all messages of overlapping ones, each once, or None; and whether a compaction
-    could merge them. Raises JetcaptureError."""
+    """Return objects that together have each message of overlapping ones once, or None, and whether a compaction could
+    merge them. Raises JetcaptureError."""
     files = Files(archive)
     unit = Unit(archive.map(files.info, sources))
     return disjoint(files, unit), len(classes([info.schema for info in unit.sources])) == 1
 
 
 def _bucket_in(path: str) -> int | None:
-    """Return the bucket that the path of an object names; None if it cannot be that of an object."""
+    """Return the bucket in an object's path; None if it is not an object's."""
     match = _BUCKET.search(path)
     return None if match is None else layout.parse_bucket(match[1])
 

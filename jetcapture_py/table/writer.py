@@ -1,7 +1,7 @@
-"""Write one commit of a table: its new columns, one snapshot, and the snapshots that it forgets, all or nothing.
+"""Write one commit of a table: new columns, one snapshot, and expired snapshots, all or nothing.
 
-Manifests of new files are written as the files come, so that few of them are in memory. A commit replaces exactly the
-snapshot that was loaded, or fails.
+Manifests of new files are written continuously, so that few entries are in memory. A commit replaces exactly the loaded
+snapshot, or fails.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
     from jetcapture_py.table.columns import TableColumns
 
 SUMMARY = "jetcapture."
-"""Prefix of our entries in a snapshot's summary."""
+"""Prefix of jetcapture's entries in a snapshot's summary."""
 _FILES = 5_000
-"""Files of a manifest, about; those with less than half as many are merged."""
+"""Approximate files per manifest; manifests with less than half as many are merged."""
 _BLOCK = 100
-"""Files of a manifest that are compressed together."""
+"""Manifest entries compressed together."""
 _PROPERTIES = {
     "gc.enabled": "false",  # engines that honor it neither purge nor clean up the archive's objects
-    "commit.retry.num-retries": "0",  # another one's commit changes the plan
+    "commit.retry.num-retries": "0",  # a concurrent commit changes the plan
     "commit.manifest-merge.enabled": "true",
     "commit.manifest.target-size-bytes": "524288",  # some 6,000 files
     "write.metadata.delete-after-commit.enabled": "true",
@@ -71,7 +71,7 @@ class TableWriter:
     def __init__(self, table: ArchiveTable, columns: TableColumns, summary: Mapping[str, str]) -> None:
         self._table, self._columns = table, columns
         self._added: dict[int, list[DataFile]] = defaultdict(list)
-        """Files to add, by the specification of their partitions."""
+        """Files to add, by partition spec."""
         if table.loaded is None:
             with suppress(NamespaceAlreadyExistsError):  # by another process, just now
                 table.catalog.create_namespace_if_not_exists(Catalog.namespace_from(table.name))
@@ -102,7 +102,7 @@ class TableWriter:
         self._snapshot.add(spec, self._added.pop(spec))
 
     def _set_columns(self) -> None:
-        """Give the table the columns of the files so far, if it has others."""
+        """Update the table's columns to those of the files so far."""
         metadata, schema = self._tx.table_metadata, self._columns.schema
         if metadata.schema().fields != schema.fields:
             number = 1 + max(earlier.schema_id for earlier in metadata.schemas)
@@ -116,7 +116,8 @@ class TableWriter:
             )
 
     def commit(self, *, keep: datetime | None) -> tuple[Table, list[Snapshot]]:
-        """Change the table, and forget snapshots replaced before `keep`; without it, all but the last and tagged ones.
+        """Commit the changes, and forget snapshots replaced before `keep`; without it, all but the last and tagged
+        ones.
 
         Returns the table, and the forgotten snapshots. Raises ConflictError if the table was changed since it was
         loaded, and JetcaptureError.
@@ -149,12 +150,12 @@ class TableWriter:
                 raise
 
     def discard(self) -> None:
-        """Delete what was written for a commit that does not happen."""
+        """Delete the files of an abandoned commit."""
         self._snapshot._clean_all_uncommitted()
 
 
 class _Blocks(AvroOutputFile[ManifestEntry]):
-    """Compresses many entries together: one by one, as in PyIceberg, they take twice as long to write and to read."""
+    """Compresses many entries together: one by one, as in PyIceberg, takes twice as long to write and to read."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -189,20 +190,20 @@ class _Manifest(ManifestWriterV2):
 
 
 class _Snapshot(_MergeAppendFiles):
-    """Adds files to a table, and removes others: PyIceberg's own keeps all new ones in memory until it is committed,
-    and has one specification of partitions for them."""
+    """Adds files to a table and removes others. PyIceberg's own keeps all new ones in memory until the commit, and
+    allows one partition spec for them."""
 
     def __init__(self, tx: Transaction, properties: dict[str, str]) -> None:
         super().__init__(Operation.APPEND, tx, tx._table.io, snapshot_properties=properties)
         self.removed: dict[int, set[str]] = defaultdict(set)
-        """The places of files to remove, by the number of their manifest."""
+        """Locations of files to remove, by manifest number."""
         self.traceless = False
-        """Whether no manifest shall name the files that are removed."""
+        """Whether to leave no trace of removed files in manifests."""
         self._new: list[ManifestFile] = []
         self._counts = SnapshotSummaryCollector()
 
     def add(self, spec: int, files: Iterable[DataFile]) -> None:
-        """Write the manifest of new files with this specification of partitions."""
+        """Write the manifest of new files with this partition spec."""
         entries = []
         for file in files:
             self._counts.metrics.add_file(file)
@@ -226,12 +227,12 @@ class _Snapshot(_MergeAppendFiles):
             files = (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
             if number in self.removed:
                 manifests += self._without(manifest, self.removed[number])
-            elif files:  # others name what an earlier snapshot removed
+            elif files:  # other entries are removals of an earlier snapshot
                 (small if files < _FILES // 2 else manifests).append(manifest)
         return [*manifests, *self._process_manifests(small)]
 
     def _without(self, manifest: ManifestFile, removed: Collection[str]) -> list[ManifestFile]:
-        """Write a manifest again without some of its files, and another one of those."""
+        """Rewrite a manifest without some of its files, and write another one of those."""
         entries = manifest.fetch_manifest_entry(self._io)
         gone = [entry for entry in entries if entry.data_file.file_path in removed]
         for entry in gone:
@@ -250,7 +251,7 @@ class _Snapshot(_MergeAppendFiles):
         return update_snapshot_summaries(summary, parent.summary if parent else None)
 
     def _commit(self) -> UpdatesAndRequirements:
-        """Return the snapshot, later than the one before: a clock may have been ahead."""
+        """Return the snapshot, with a later time than the previous one, whose clock may have been ahead."""
         before = self._transaction._table.metadata
         earliest = 1 + max(before.last_updated_ms, *(snapshot.timestamp_ms for snapshot in before.snapshots), 0)
         (added, *others), requirements = super()._commit()
@@ -260,14 +261,14 @@ class _Snapshot(_MergeAppendFiles):
 
 
 def delete_manifests(table: Table, forgotten: Collection[Snapshot]) -> list[str]:
-    """Delete the manifests that only forgotten snapshots named; return those that stay behind, or may."""
+    """Delete manifests that only forgotten snapshots referenced; return those that remain, or may."""
     if not forgotten:
         return []
     lists = [snapshot.manifest_list for snapshot in forgotten]
     try:
         named = {part.manifest_path for snapshot in table.metadata.snapshots for part in snapshot.manifests(table.io)}
         old = {part.manifest_path for snapshot in forgotten for part in snapshot.manifests(table.io)}
-    except Exception:  # file systems raise their own errors, and nothing is lost
+    except Exception:  # file systems raise their own errors
         return lists
     kept: list[str] = []
     for path in [*(old - named), *lists]:
@@ -281,9 +282,9 @@ def delete_manifests(table: Table, forgotten: Collection[Snapshot]) -> list[str]
 
 
 def removed_since(table: ArchiveTable, since: float) -> dict[str, float]:
-    """Return the places of files that snapshots after `since` have removed, and when, in seconds since the epoch.
+    """Return the locations of files removed by snapshots after `since`, and the times, in seconds since the epoch.
 
-    Queries that were planned before may still read them.
+    Queries planned earlier may still read them.
     """
     removed: dict[str, float] = {}
     loaded = table.loaded

@@ -1,9 +1,9 @@
 """Compare the content of every message in the stream with the archive: timestamp, subject, headers, payload.
 
 The stream is read once, in order, a window of sequences at a time, and kept as hashes. Objects are then read for each
-window that they reach into. Memory is bounded by a window's hashes and a row group of each object being read.
-Hashes are polynomials modulo 2^64 with an odd base, so a changed bit and two exchanged bytes always change them: they
-detect accidents, not attacks.
+window that they overlap. Memory is bounded by a window's hashes and a row group of each object being read. Hashes are
+polynomials modulo 2^64 with an odd base, so a changed bit or two exchanged bytes always change them: they detect
+accidents, not attacks.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ class Differences:
     """Result of a comparison."""
 
     compared: int = 0
-    """Number of messages."""
+    """Number of compared messages."""
     readable: Sequences = field(default_factory=Sequences)
-    """Those that the stream delivered."""
+    """Sequences delivered by the stream."""
     differing: dict[str, Sequences] = field(
         default_factory=lambda: {part: Sequences() for part in ("timestamp", *PARTS)}
     )
-    """Sequences of the messages that differ, by part."""
+    """Sequences of differing messages, by part."""
     not_compared: int = 0
     """Objects that are not Parquet, gone, or unreadable."""
     no_payload: int = 0
@@ -72,12 +72,12 @@ class Differences:
 
 
 class _Window:
-    """The stream's messages from `first` to `last` as hashes, and which of them were found in the archive."""
+    """Hashes of the stream's messages from `first` to `last`, and a mask of those found in the archive."""
 
     def __init__(self, first: int, last: int) -> None:
         count = last - first + 1
         self.first, self.last = first, last
-        self.times = np.zeros(count, np.int64)  # nanoseconds, 0: the stream has no such message
+        self.times = np.zeros(count, np.int64)  # nanoseconds; 0 without a message
         self.parts = {part: np.zeros(count, np.uint64) for part in PARTS}
         self.archived, self.matched = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
 
@@ -118,7 +118,7 @@ async def compare(
             if item.name.first_seq <= last and item.name.last_seq >= first:
                 await in_thread(_compare_object, storage, item.file, incarnation, window, result)
         other = np.flatnonzero(window.archived & ~window.matched) + first
-        if result.not_compared:  # the other message may be in an object that is gone, or in another format
+        if result.not_compared:  # the other message may be in a vanished object, or in another format
             other = other[~scan.forked.contains(other)]
         result.differing["timestamp"].add(other)
         result.compared += int(window.archived.sum())
@@ -139,9 +139,9 @@ def _take(window: _Window, stream: str, consumer: str, received: Received) -> No
 def _hashed(
     subjects: pa.StringArray, headers: pa.MapArray, payloads: pa.BinaryArray, raw: pa.BinaryArray | None
 ) -> dict[str, Hashes]:
-    """Return the hash of each part. `raw` are header blocks that are not valid, null for the others.
+    """Return the hash of each part. `raw` has invalid header blocks, null for the others.
 
-    A last header with a pin id does not count: a consumer may become pinned under a capture that shares it. Nor does a
+    A trailing pin id header is ignored, because a consumer may become pinned under a capture that shares it. So is a
     block without headers.
     """
     blocks = header_blocks(headers, {}, len(subjects), stored=True)
@@ -182,7 +182,7 @@ def _compare_object(
 
 
 def _compare_rows(table: pa.Table, incarnation: Incarnation | None, window: _Window, result: Differences) -> None:
-    """Compare rows, those of `incarnation` only unless it is None."""
+    """Compare rows; unless None, only those of `incarnation`."""
     seqs = table[layout.SEQ].to_numpy()
     micros = table[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
     mask = (seqs >= window.first) & (seqs <= window.last)

@@ -36,7 +36,7 @@ from jetcapture_py.verify.ranges import Sequences
 TAIL_BYTES = footer.USUAL
 """Bytes read first from an object's end; most footers fit."""
 WHOLE_BYTES = 32 << 20
-"""Maximum bytes of an object that is read into memory at once."""
+"""Maximum size of an object that is read into memory at once."""
 PIECE_BYTES = 8 << 20
 
 _MAX_ROWS = 1 << 31
@@ -44,7 +44,7 @@ _UNREADABLE = (pa.ArrowException, OSError, ValueError, TypeError, MemoryError, K
 """Errors that Arrow raises for damaged files."""
 _READ_AHEAD = 8 << 20
 _BLOCKS = (8 << 20, 128 << 20, 1 << 30)
-"""Bytes of text that are parsed at once; a row must fit, so larger ones are tried where it does not."""
+"""Bytes of text parsed at once. A row must fit, so larger sizes are tried if it does not."""
 _TOO_SMALL = "straddl"
 _CONTENT = re.compile(r"(?<= columns), got .*")
 """Arrow's excerpt of a row with too few fields, which does not belong in a report."""
@@ -76,18 +76,18 @@ class ObjectContents:
     newest: int = 0
     """Latest timestamp in microseconds, 0 without one."""
     by_name: bool = False
-    """Whether nothing can read it, so that only its name is known."""
+    """Whether its format cannot be read, so that only its name is known."""
     bundles: int | None = None
     """The number of bundles in its footer, if it is in one."""
     interval: int = 0
     """Length of its bucket in seconds; 0 if unknown."""
     details: Details | None = None
-    """What its footer says of all its messages; None without one."""
+    """Footer metadata of all its messages; None without a footer."""
     erased: int = 0
-    """Number of its messages that were erased, and should not be in it."""
+    """Number of its messages that should have been erased."""
 
     def add_to(self, sequences: Sequences) -> Seqs:
-        """Add its messages to a set; return those that were in it before."""
+        """Add its messages to a set; return those already in it."""
         return sequences.add(self.seqs) if self.range is None else sequences.add_range(*self.range)
 
 
@@ -97,7 +97,7 @@ class ObjectExaminer:
 
     storage: ArchiveFiles
     incarnation: Incarnation | None
-    """The stream's current one; None if unknown: then all messages count as its own."""
+    """The stream's current incarnation; None if unknown, so that all messages count."""
     erased: Erased = field(default_factory=Erased)
     """Messages that no object should have any more."""
 
@@ -145,7 +145,7 @@ class ObjectExaminer:
         return self._current(*item.identities(), item.entries, *item.times())
 
     def identities(self, file: File, name: ObjectName) -> tuple[ObjectInfo | None, Seqs, Micros]:
-        """Return what an object's footer says, None without one, and the positions of all of its messages."""
+        """Return an object's footer metadata, None without a footer, and the positions of all of its messages."""
         if not name.parquet:
             return None, *self._rows(file, name)
         item = _ParquetObject(self.storage, file, name)
@@ -155,7 +155,7 @@ class ObjectExaminer:
         return item.info(), seqs, times
 
     def _erased(self, seqs: Seqs, times: Micros) -> int:
-        """Count the erased ones of messages."""
+        """Count the erased messages."""
         return int(self.erased.contains(seqs, times).sum())
 
     def _rows(self, file: File, name: ObjectName) -> tuple[Seqs, Micros]:
@@ -181,7 +181,7 @@ class ObjectExaminer:
     def _present(self, entries: Mapping[str, str], low: int, high: int) -> bool | None:
         """Whether all (True) or none (False) of an object's messages are current; None: some or unknown.
 
-        `own` are the entries of its footer, `low` and `high` its earliest and latest timestamp.
+        `own` are its footer's entries, `low` and `high` its earliest and latest timestamp.
         """
         return (
             True if self.incarnation is None else self.incarnation.holds(entries.get("stream_created", ""), low, high)
@@ -226,7 +226,7 @@ def _readable(what: str = "it") -> Iterator[None]:
 
 
 def _once(name: ObjectName, seqs: Seqs, times: Micros) -> tuple[Seqs, Micros]:
-    """Return each message once; the rows of a message follow one another. Those of a bundle are sorted by key."""
+    """Return each message once. The rows of a message are consecutive; a bundle is sorted by key."""
     if name.bundle:
         order = np.lexsort((times, seqs))
         seqs, times = seqs[order], times[order]
@@ -275,7 +275,7 @@ class _ParquetObject:
         self._content = parquet if self._data is not None else None
 
     def info(self) -> ObjectInfo:
-        """Return what its footer says. Raises DamagedError."""
+        """Return the footer's metadata. Raises DamagedError."""
         info = InfoReader().read(self._name, self._footer, size=self._file.size, detailed=True)
         if isinstance(info, BadObject):
             raise DamagedError(info.reason)
@@ -314,7 +314,7 @@ class _ParquetObject:
         return int(messages)
 
     def _check_offsets(self) -> None:
-        """Detect bytes missing in the middle, which shift what follows."""
+        """Detect bytes missing in the middle, which shift later offsets."""
         groups = [self._metadata.row_group(index) for index in range(self._metadata.num_row_groups)]
         last = groups[-1].column(groups[-1].num_columns - 1)
         offset = last.data_page_offset
@@ -331,7 +331,7 @@ class _ParquetObject:
 
     @cached_property
     def details(self) -> Details:
-        """Return what the footer says. Raises DamagedError."""
+        """Return the decoded footer's metadata. Raises DamagedError."""
         with _readable("its footer"):
             return details_of(self._name, self._metadata)
 
@@ -371,7 +371,7 @@ class _ParquetObject:
             self._compare_keys(pc.unique(table.column(layout.KEY)).cast(pa.string()))
 
     def _compare_keys(self, keys: pa.StringArray) -> None:
-        """Compare the keys of rows with the bundle or key in the name. Readers look for keys only there."""
+        """Compare the keys of rows with the bundle or key in the name, where readers look for them."""
         if self._name.bundle:
             bundles = int(self.entries[layout.BUNDLES])
             wrong = bundle_numbers(keys, bundles) != int(self._name.bundle)

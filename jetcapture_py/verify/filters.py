@@ -22,11 +22,11 @@ class FilterHistory:
     parts: tuple[Stretch, ...]
     """From sequence 1 on."""
     unknown: int
-    """Up to this sequence, nothing says which filters were in force; they are taken for the first ones known."""
+    """Up to this sequence, filters are unknown and assumed to be the first known ones."""
 
     @classmethod
     def of(cls, mark: ConsumerWatermark | None, consumer: ConsumerState) -> FilterHistory:
-        """Read the history from the watermark of the stream's incarnation, None without one, and the consumer."""
+        """Read the history from the watermark of the stream's incarnation (None without one) and the consumer."""
         now = Filters(after=consumer.delivered, subjects=tuple(sorted(filters_of(consumer.config))))
         entries = (now,) if mark is None or not mark.filters else observed(mark, consumer).filters
         return cls(parts=tuple(stretches(entries)), unknown=entries[0].after if entries[0].subjects else 0)
@@ -36,7 +36,7 @@ class FilterHistory:
         return any(part.doubtful or part.candidates != self.parts[0].candidates for part in self.parts)
 
     def lines(self) -> Iterator[str]:
-        """Yield which subjects were selected where."""
+        """Yield the selected subjects of each range."""
         for part in self.parts:
             names = " or ".join(", ".join(one) or "all subjects" for one in part.candidates)
             names += ", or skipped" if part.doubtful else ""

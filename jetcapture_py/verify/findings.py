@@ -1,4 +1,4 @@
-"""The result of a proof: a list of findings, the worst of which decides the exit code; as JSON, and as lines of text.
+"""The result of a proof: a list of findings as JSON or text; the worst one decides the exit code.
 
 Names are escaped, so they cannot affect a terminal.
 """
@@ -18,7 +18,7 @@ from jetcapture_py.config.units import format_time
 from jetcapture_py.text import escaped, plural, size
 
 MAX_LISTED = 10_000
-"""Maximum ranges or paths that a finding lists; all are counted."""
+"""Maximum ranges or paths listed by a finding; all are counted."""
 MAX_SHOWN = 20
 """Maximum lines of a finding in the text."""
 
@@ -31,7 +31,7 @@ def ignore(stage: str, done: int, total: int) -> None:
 
 
 class Severity(IntEnum):
-    """What a finding means for the exit code."""
+    """The effect of a finding on the exit code."""
 
     NOTE = 0
     WARNING = 1
@@ -41,18 +41,18 @@ class Severity(IntEnum):
 
 
 class Kind(StrEnum):
-    """What a finding is about, in the order of the report."""
+    """The subject of a finding, in the order of the report."""
 
     HOLES = "holes"
-    """Messages of the stream, acknowledged and not in the archive."""
+    """Acknowledged messages of the stream that are not in the archive."""
     REWIND = "rewind"
     """The stream ends before the archive does."""
     FORK = "fork"
     """Sequences of two different messages each."""
     LATE_HOLE = "late_hole"
-    """Archived messages that are gone from a stream whose data is damaged."""
+    """Archived messages missing from a stream with damaged data."""
     REMOVED = "removed"
-    """Gone from the stream, deleted by a client or lost: the server does not record which."""
+    """Archived messages missing from the stream, deleted by a client or lost: the server does not record which."""
     LOST_STREAM = "lost_stream"
     """The archive has messages of a stream that no longer exists."""
     CONTENT = "content"
@@ -60,7 +60,7 @@ class Kind(StrEnum):
     FILTERS = "filters"
     """Messages that the consumer may have skipped when its filters were changed."""
     UNKNOWN_FILTERS = "unknown_filters"
-    """Nothing says which subjects the consumer selected."""
+    """The consumer's filters are unknown for some messages."""
     DAMAGED = "damaged"
     """Objects that have changed since they were stored, or were not written by jetcapture."""
     FOREIGN = "foreign"
@@ -72,7 +72,7 @@ class Kind(StrEnum):
     DUPLICATES = "duplicates"
     """Further copies of messages."""
     EXPIRED = "expired"
-    """Messages that were removed with their buckets, because these were older than `maintain.keep`."""
+    """Messages that were removed with buckets older than `maintain.keep`."""
     ERASED = "erased"
     """Messages that were erased; a failure if they can still be read."""
     GAPS = "unverifiable_gaps"
@@ -82,9 +82,9 @@ class Kind(StrEnum):
     CONSUMER = "consumer"
     """Messages that the server deleted with the consumer, or would delete with it."""
     TABLE = "table"
-    """Objects of which the table differs from the archive."""
+    """Differences between the table and the archive."""
     NOT_CHECKED = "not_checked"
-    """What was not checked, and why. A failure if the archive is not proven without it."""
+    """Skipped checks with the reason. A failure if the proof is void without the check."""
 
 
 class Verdict(StrEnum):
@@ -99,7 +99,7 @@ class Verdict(StrEnum):
 
 
 LOSSES = frozenset({Kind.REWIND, Kind.LATE_HOLE, Kind.CONTENT})
-"""What the server has lost. Forks and lost streams are history: nothing can undo them."""
+"""Losses of the server. Forks and lost streams are history: they cannot be undone."""
 _GONE = {Kind.EXPIRED: "expired", Kind.ERASED: "were erased"}
 
 
@@ -117,7 +117,7 @@ class SequenceRange:
     last_time: datetime | None = None
     """Timestamp of the last message, UTC."""
     paths: tuple[str, ...] = ()
-    """Objects that have it, for messages that are read twice."""
+    """Objects that have the range, for messages that are read twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,20 +127,20 @@ class FilePath:
     path: str
     """Relative to the archive's root."""
     reason: str = ""
-    """Why it is listed, if the finding does not say it."""
+    """Reason for listing it, unless the finding has it."""
 
 
 @dataclass(slots=True)
 class FileList:
-    """The first files of a kind, and how many there are."""
+    """The first files of a kind, and the number of all."""
 
     paths: list[FilePath] = field(default_factory=list)
     """At most `MAX_LISTED`."""
     count: int = 0
-    """Of all."""
+    """Number of all files."""
 
     def add(self, path: str, reason: str = "") -> None:
-        """Count a file, and list it if there are few."""
+        """Count a file, and list it up to the maximum."""
         self.count += 1
         if len(self.paths) < MAX_LISTED:
             self.paths.append(FilePath(path=path, reason=reason))
@@ -148,20 +148,20 @@ class FileList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that a check has found."""
+    """A finding of a check."""
 
     kind: Kind
     severity: Severity
     summary: str
-    """What it is, in one line."""
+    """Description in one line."""
     action: str = ""
-    """What to do about it, in one line."""
+    """Remedy in one line."""
     count: int = 0
-    """Of messages, sequences, objects or files, whichever the kind is about."""
+    """Number of messages, sequences, objects or files, depending on the kind."""
     ranges: tuple[SequenceRange, ...] = ()
     """The first ranges of sequences."""
     range_count: int = 0
-    """Of all ranges."""
+    """Number of all ranges."""
     paths: tuple[FilePath, ...] = ()
     """The first objects or files."""
 
@@ -189,12 +189,12 @@ class Finding:
 
 
 def not_checked(summary: str, severity: Severity = Severity.NOTE) -> Finding:
-    """Return the finding that something was not checked; a failure if nothing is proven without it."""
+    """Return the finding of a skipped check; a failure if the proof is void without it."""
     return Finding(kind=Kind.NOT_CHECKED, severity=severity, summary=summary)
 
 
 def file_findings(kind: Kind, severity: Severity, files: FileList, summary: str, action: str = "") -> Iterator[Finding]:
-    """Yield a finding of these files, if there are any."""
+    """Yield a finding of these files, if any."""
     if files.count:
         paths = tuple(sorted(files.paths, key=lambda file: file.path))
         yield Finding(kind=kind, severity=severity, summary=summary, action=action, count=files.count, paths=paths)
@@ -207,17 +207,17 @@ class Report:
     stream: str
     consumer: str
     stream_created: str | None
-    """When the stream was created, None if it is unavailable."""
+    """The stream's creation time; None if it is unavailable."""
     deep: bool
     """Whether every byte was read."""
     ack_floor: int | None
-    """The consumer's, None if it is unavailable."""
+    """The consumer's ack floor; None if it is unavailable."""
     up_to: int | None
-    """The last sequence checked, None if there is none."""
+    """The last sequence checked; None without any."""
     up_to_time: datetime | None
-    """The latest timestamp stored up to there, UTC."""
+    """The latest timestamp stored up to `up_to`, UTC."""
     stored: int
-    """Distinct messages of the current incarnation up to there."""
+    """Distinct messages of the current incarnation up to `up_to`."""
     quarantined: int
     """Messages in quarantine that are not in the archive."""
     older: int
@@ -228,13 +228,13 @@ class Report:
     compared: int | None = None
     """Messages whose content was compared with the stream, None without a comparison."""
     layouts: Mapping[str, int] = field(default_factory=dict)
-    """Objects outside the quarantine, by their layout: under keys, or in some number of bundles."""
+    """Objects outside the quarantine, by layout: under keys, or in a number of bundles."""
     filters: tuple[str, ...] = ()
-    """If filters were changed, which subjects the consumer selected where."""
+    """The selected subjects of each range, if filters were changed."""
     watermark: ConsumerWatermark | None = None
-    """None without one that can be read."""
+    """The consumer's watermark; None without a readable one."""
     findings: tuple[Finding, ...] = ()
-    """Everything that the checks have found."""
+    """All findings of the checks."""
 
     def of(self, *kinds: Kind) -> tuple[Finding, ...]:
         """Return the findings of these kinds."""
@@ -274,7 +274,7 @@ class Report:
 
     @property
     def complete(self) -> bool:
-        """Whether every message up to the ack floor is known to be stored intact."""
+        """Whether every message up to the ack floor is proven to be stored intact."""
         return self.verdict is Verdict.COMPLETE
 
     def exit_code(self, *, strict: bool = False) -> int:
@@ -392,7 +392,7 @@ def _holes(finding: Finding) -> Iterator[str]:
 
 
 def indented(lines: Sequence[str], count: int) -> Iterator[str]:
-    """Yield the first of these `lines`, escaped, and how many of `count` are left out."""
+    """Yield the first of these `lines`, escaped, and the number of omitted ones out of `count`."""
     yield from (f"  {escaped(line)}" for line in lines[:MAX_SHOWN])
     if count > MAX_SHOWN:
         yield f"  and {count - MAX_SHOWN:,} more"
@@ -414,12 +414,12 @@ def time_text(moment: datetime | None) -> str:
 
 
 def are(messages: int) -> str:
-    """Return the verb for so many messages."""
+    """Return "is" or "are" for a count."""
     return "is" if messages == 1 else "are"
 
 
 def _fields(part: SequenceRange | FilePath) -> dict[str, Any]:
-    """Return what is known of a range or a file."""
+    """Return the known fields of a range or a file."""
     values = ((name, getattr(part, name)) for name in part.__dataclass_fields__)
     return {name: value for name, value in values if value not in (None, (), "")}
 

@@ -17,15 +17,15 @@ from jetcapture_py.verify.ranges import Sequences
 class HoleFinder:
     """Compares the stream's messages with the archive: ranges up to the ack floor `floor`, counts beyond it.
 
-    `archived` are stored, or have expired. Of a sequence with a tombstone, a rewound stream may have a later message.
-    The watermark covers messages up to the sequence `seq`, and up to the `time` in microseconds.
+    `archived` sequences are stored or have expired. A rewound stream may have a later message at a sequence with a
+    tombstone. The watermark covers messages up to the sequence `seq`, and up to the `time` in microseconds.
     """
 
     def __init__(self, archived: Sequences, tombstones: Erased, floor: int, *, seq: int = 0, time: int = 0) -> None:
         self.archived, self._tombstones = archived, tombstones
         self._floor, self._promised_seq, self._promised_time = floor, seq, time
         self.missing = Sequences()
-        """Messages that the archive should have and lacks."""
+        """Messages missing from the archive."""
         self.doubtful = Sequences()
         """Messages possibly skipped near a change of the consumer's filters."""
         self.ranges = 0
@@ -35,21 +35,21 @@ class HoleFinder:
 
     @property
     def count(self) -> int:
-        """Messages up to the ack floor that are missing."""
+        """Number of missing messages up to the ack floor."""
         return self.missing.count(0, self._floor)
 
     @property
     def promised(self) -> int:
-        """Missing messages beyond it that the watermark covers by its sequence."""
+        """Number of missing messages beyond the ack floor that the watermark covers by its sequence."""
         return self.missing.count(self._floor + 1, self._promised_seq)
 
     @property
     def overdue(self) -> Seqs:
-        """Further ones that it covers by its time."""
+        """Number of further ones that the watermark covers by its time."""
         return self.missing.within(max(self._floor, self._promised_seq) + 1, self.missing.last or 0)
 
     def compare(self, seqs: Seqs, times: Nanos, first: int, last: int, *, doubtful: bool = False) -> None:
-        """Compare the stream's messages from `first` to `last` with the archive; they follow those before.
+        """Compare the stream's messages from `first` to `last` with the archive. Call it in the order of sequences.
 
         `doubtful`: the consumer may have skipped them.
         """
@@ -91,7 +91,7 @@ class HoleFinder:
             self._current = []
 
     def findings(self, *, stored: bool) -> Iterator[Finding]:
-        """Yield the holes up to the ack floor, if there are any; `stored`: the archive has messages of the stream."""
+        """Yield the holes up to the ack floor, if any; `stored`: the archive has messages of the stream."""
         if count := self.count:
             cause = "objects were removed, or another capture of this consumer stores what it receives elsewhere; "
             yield Finding(
@@ -106,7 +106,7 @@ class HoleFinder:
 
 
 def find_gaps(sequences: Sequences, first: int, last: int) -> Iterator[Finding]:
-    """Yield the ranges from `first` to `last` that are not in the archive, if there are any."""
+    """Yield the ranges from `first` to `last` that are not in the archive, if any."""
     listed: list[SequenceRange] = []
     ranges = total = 0
     for starts, ends in sequences.gaps(first, last) if first <= last else ():

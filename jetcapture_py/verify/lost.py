@@ -1,9 +1,8 @@
 """Find archived messages that the server has lost, and distinguish them from those removed on purpose.
 
-Messages leave a stream for good reasons as well: limits, purges, deletions, TTLs, rollups, acknowledgements. The server
-remembers a deleted sequence, but not why it was deleted, and lists what it lost among the deleted sequences. So a gap
-inside the stream counts as a loss only if the server itself reports damaged data; other gaps are named, and are no
-alarm.
+Messages also leave a stream for good reasons: limits, purges, deletions, TTLs, rollups, acknowledgements. The server
+remembers a deleted sequence without the reason, and lists lost sequences among the deleted ones. So a gap inside the
+stream counts as a loss only if the server itself reports damaged data; other gaps are reported without alarm.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from jetcapture_py.verify.scan import ArchiveScan
 from jetcapture_py.verify.scope import GONE_ONCE_ACKED, Scope, ServerState, restored_to
 
 MAX_DELETED = 2_000_000
-"""Deleted sequences up to which the server is asked to list them, in one answer."""
+"""Maximum deleted sequences to request in one answer."""
 _RESTORE = "jetcapture restore --as NAME recreates the stream from the archive, under another name"
 _REASONS = (
     ("max_msgs_per_subject", "max_msgs_per_subject"),
@@ -44,10 +43,10 @@ _REASONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamContents:
-    """Which sequences a stream has."""
+    """The sequences of a stream."""
 
     created: str
-    """Creation time, as `ReadSession.state` has it."""
+    """Creation time as in `ReadSession.state`."""
     first: int
     last: int
     deleted: Seqs | None
@@ -55,13 +54,13 @@ class StreamContents:
     lost: Seqs
     """Sequences that the server reports as lost since its last start, a sorted int64 array."""
     lost_bytes: int
-    """Bytes of damaged data, of which the server may not know the sequences."""
+    """Bytes of damaged data, perhaps without known sequences."""
     config: Mapping[str, Any]
-    """The stream's configuration, as the JetStream API has it."""
+    """The stream's API configuration."""
 
     @classmethod
     def of(cls, answer: Mapping[str, Any], *, listed: bool = True) -> StreamContents:
-        """Read the server's answer to STREAM.INFO; `listed`: it was asked for the deleted sequences."""
+        """Read the server's answer to STREAM.INFO; `listed`: deleted sequences were requested."""
         state = answer["state"]
         lost = state.get("lost") or {}
         deleted = np.unique(np.array(state.get("deleted") or [], np.int64)) if listed else None
@@ -77,7 +76,7 @@ class StreamContents:
 
 
 async def contents(session: ReadSession, stream: str) -> StreamContents:
-    """Ask the server which sequences the stream has. Raises SourceError."""
+    """Request the stream's sequences. Raises SourceError."""
     subject = f"STREAM.INFO.{stream}"
     answer = await session.request(subject)
     if listed := answer["state"].get("num_deleted", 0) <= MAX_DELETED:
@@ -94,7 +93,7 @@ async def find_losses(
     mark: ConsumerWatermark | None,
     differences: Differences | None = None,
 ) -> list[Finding]:
-    """Compare the archive with what the stream has now. `differences` are those of the content, if compared."""
+    """Compare the archive with the current stream. `differences` are those of the content, if compared."""
     archived, server = scan.sequences, scope.server
     forks = [_fork(scan.forked)] if len(scan.forked) else []
     if session is None:
@@ -102,7 +101,7 @@ async def find_losses(
     missing = Severity.NOTE if differences is None else Severity.WARNING
     if differences is not None:
         forks += _differing(differences)
-    if scan.totals.by_name:  # they may be of an earlier incarnation, whose sequences were higher
+    if scan.totals.by_name:  # they may be of an earlier incarnation with higher sequences
         reason = "what the server has lost: of some objects, only the names could be checked"
         return [*forks, not_checked(reason, missing)]
     try:
@@ -125,14 +124,14 @@ async def find_losses(
 
 
 async def _restored(session: ReadSession, stream: str) -> int:
-    """Return the last sequence that the stream may have been restored with, 0 if it was not. Raises SourceError."""
+    """Return the last sequence that the stream may have been restored with; 0 if none. Raises SourceError."""
     state = await session.state(stream)
     older = state.first_time < datetime.fromisoformat(state.created)
     return state.last if older and state.retention in GONE_ONCE_ACKED else await restored_to(session, stream, state)
 
 
 def _deleted_with_consumer(archived: Sequences, server: ServerState, stream: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield what the server deleted with an earlier consumer of this name, and whether it would delete this one."""
+    """Yield losses by the deletion of an earlier consumer of this name, and the risk of another deletion."""
     if text := deleted_when_idle(server.consumer.config, stream):
         yield Finding(kind=Kind.CONSUMER, severity=Severity.NOTE, summary=text)
     filters = server.mark.filters if server.mark is not None and stream.get("retention") == "interest" else ()
@@ -149,7 +148,7 @@ def _deleted_with_consumer(archived: Sequences, server: ServerState, stream: Map
 
 
 def unselected(doubtful: Sequences, history: FilterHistory, first: int, last: int) -> Iterator[Finding]:
-    """Yield what is not known of the consumer's filters between the sequences `first` and `last`.
+    """Yield findings about unknown filters between the sequences `first` and `last`.
 
     `doubtful` are messages of the stream that the archive lacks.
     """
@@ -176,9 +175,9 @@ def unselected(doubtful: Sequences, history: FilterHistory, first: int, last: in
 
 
 def _lost_stream(messages: int, created: str) -> Iterator[Finding]:
-    """Yield that the archive has `messages` of streams of this name that the server no longer has, if there are any.
+    """Yield the finding of `messages` from lost streams of this name, if any.
 
-    `created` is the creation time of the present stream, "" without one.
+    `created` is the creation time of the current stream; "" without one.
     """
     if not messages:
         return
@@ -198,7 +197,7 @@ def _lost_stream(messages: int, created: str) -> Iterator[Finding]:
 
 
 def _rewind(archived: Sequences, stream: StreamContents) -> Iterator[Finding]:
-    """Yield the archived messages beyond the stream's end, collected before the stream was asked, if there are any."""
+    """Yield archived messages beyond the stream's end, if any. The archive was scanned before the stream was asked."""
     last = archived.last
     if last is None or last <= stream.last:
         return
@@ -229,7 +228,7 @@ def _fork(forked: Sequences) -> Finding:
 
 
 def _inside(archived: Sequences, stream: StreamContents) -> Iterator[Finding]:
-    """Yield what is gone at or before the stream's last message."""
+    """Yield losses at or before the stream's last message."""
     lost = stream.lost[archived.contains(stream.lost) & (stream.lost <= stream.last)]
     gone, expected = np.zeros(0, np.int64), _expected(stream.config)
     if stream.deleted is not None:
@@ -292,14 +291,14 @@ def _removed(messages: int, ranges: dict[str, Any], stream: StreamContents) -> F
 
 
 def _give_back(stream: StreamContents) -> str:
-    """Return how to get lost messages back without harm to the stream's present messages."""
+    """Return how to restore lost messages without harm to the stream's current messages."""
     if stream.config.get("mirror") or stream.config.get("retention") in GONE_ONCE_ACKED:
         return _RESTORE  # replay --missing refuses these
     return f"jetcapture spark replay --missing publishes them again, with new sequences; {_RESTORE}"
 
 
 def _differing(result: Differences) -> Iterator[Finding]:
-    """Yield other messages under archived sequences, and archived messages with another content."""
+    """Yield other messages at archived sequences, and messages with different content."""
     other = result.differing["timestamp"].all()
     if len(other):
         yield Finding(
@@ -326,7 +325,7 @@ def _differing(result: Differences) -> Iterator[Finding]:
 
 
 def _undelivered(archived: Sequences, stream: StreamContents, last: int, result: Differences) -> Iterator[Finding]:
-    """Yield archived messages up to `last` that the stream counts and does not deliver."""
+    """Yield archived messages up to `last` that the stream counts but does not deliver."""
     if stream.deleted is None:
         return
     unread = [np.zeros(0, np.int64)]
@@ -353,7 +352,7 @@ def _expected(config: Mapping[str, Any]) -> list[str]:
 
 
 def _ranges(seqs: Seqs, front: tuple[int, int] | None = None) -> dict[str, Any]:
-    """Return sorted sequences as ranges, the first of them listed; `front` is a range before them."""
+    """Return the ranges of sorted sequences, up to the listed maximum; `front` is a range before them."""
     bounds, head = bounds_of(seqs), [] if front is None else [front]
     pairs = [*head, *bounds[:MAX_LISTED].tolist()][:MAX_LISTED]
     listed = [SequenceRange(first=first, last=last) for first, last in pairs]

@@ -1,8 +1,8 @@
 """Prove that an archive is complete: it has every message of the stream up to the consumer's ack floor.
 
-The ack floor is read before the archive is listed, so everything below it was stored before. Sequences up to there that
-the archive lacks are looked up in the stream: a message that exists there is a hole. Where the stream has no messages
-any more, the archive only has gaps that cannot be proven.
+The ack floor is read before the archive is listed, so everything below it was already stored. Missing sequences up to
+the ack floor are looked up in the stream: an existing message is a hole. If the stream no longer has messages there,
+the gaps cannot be explained.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ MAX_READ_ON = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """A proof's report, and the sequences that it is about."""
+    """A proof's report, and the sequences behind it."""
 
     report: Report
     accounted: Sequences
-    """Messages of the stream that are in the archive, or were removed from it on purpose."""
+    """Archived messages of the stream, and messages removed on purpose."""
     missing: Sequences
-    """Messages in the stream that the archive should have."""
+    """Messages of the stream that are missing from the archive."""
     doubtful: Sequences
     """Messages possibly skipped near a change of the consumer's filters."""
 
@@ -73,8 +73,8 @@ async def verify(config: Config, *, deep: bool = False, content: bool = False, p
 async def prove(config: Config, *, deep: bool = False, content: bool = False, progress: Progress = ignore) -> Evidence:
     """Compare the stream of `config` with its archive and quarantine.
 
-    `deep` reads every byte of every object, `content` compares every message in the stream with it. `progress` is
-    called with a stage, and how much of it is done. Raises ConfigError, and StoreError if the archive cannot be listed;
+    `deep` reads every byte of every object; `content` compares every message in the stream with the archive. `progress`
+    is called with a stage and its progress. Raises ConfigError, and StoreError if the archive cannot be listed;
     an unavailable stream is noted in the report.
     """
     stream, consumer = config.source.stream, config.source.consumer
@@ -172,7 +172,7 @@ def _read_watermark(storage: ArchiveFiles, stream: str) -> tuple[Watermark | Non
 async def _survey(
     reader: ObjectExaminer, stream: str, bound: int, progress: Progress, *, own_suffix: str, deep: bool
 ) -> ArchiveScan:
-    """Scan the archive in a thread, which ends soon after this is canceled."""
+    """Scan the archive in a thread, which ends soon after a cancellation."""
     cancelled = Event()
 
     def step(stage: str, done: int, total: int) -> None:
@@ -189,7 +189,7 @@ async def _survey(
 
 @dataclass(slots=True)
 class _Comparison:
-    """Compares the archive with a stream that is available."""
+    """Compares the archive with an available stream."""
 
     session: ReadSession
     stream: str
@@ -197,14 +197,14 @@ class _Comparison:
     scope: Scope
     scan: ArchiveScan
     history: FilterHistory
-    """Which filters selected the messages of the stream's current incarnation."""
+    """The filters of the stream's current incarnation over time."""
     holes: HoleFinder
     progress: Progress
     findings: list[Finding] = field(default_factory=list)
-    """What could not be compared."""
+    """Findings of skipped comparisons."""
 
     async def find_holes(self) -> int:
-        """Look up in the stream what the archive lacks; return the stream's first sequence after that."""
+        """Look up missing sequences in the stream; return the stream's first sequence afterwards."""
         state, scope = self.server.state, self.scope
         if state.retention in GONE_ONCE_ACKED:
             reason = f"the stream: it deletes acknowledged messages (retention {state.retention})"
@@ -229,7 +229,7 @@ class _Comparison:
         return now.first
 
     async def _look_up(self, part: Stretch, first: int, last: int) -> AsyncGenerator[int]:
-        """Look up what the archive lacks from `first` to `last`, which lie in `part`; yield sequences on the way."""
+        """Look up missing sequences from `first` to `last`, inside `part`; yield sequences as progress."""
         gaps = list(self.holes.archived.stretches(first, last, MAX_READ_ON)) if first <= last else []
         if not gaps:
             return
@@ -244,7 +244,7 @@ class _Comparison:
             self.holes.close()
 
     async def compare_content(self, storage: ArchiveFiles) -> Differences | None:
-        """Compare the content of messages; None if that fails."""
+        """Compare the content of messages; None on failure."""
         filters, mark = filters_of(self.server.consumer.config), self.server.mark
         before = mark.filters if mark is not None else ()
         if not before or before[0].after or any(entry.subjects != tuple(sorted(filters)) for entry in before):
@@ -270,7 +270,7 @@ class _Comparison:
 
 
 def _started(sequences: Sequences, low: int, high: int) -> int:
-    """Return the first captured sequence from `low` to `high`, where the consumer started; without any, `high` + 1."""
+    """Return the consumer's start: the first captured sequence from `low` to `high`, else `high` + 1."""
     if not sequences.count(low, high):
         return high + 1
     for starts, ends in sequences.gaps(low, high):
@@ -281,7 +281,7 @@ def _started(sequences: Sequences, low: int, high: int) -> int:
 def _not_checked(
     scope: Scope, first: int | None, start: int | None, mark: ConsumerWatermark | None
 ) -> Iterator[Finding]:
-    """Yield what of the `scope` could not be checked; the archive starts at `first`, the stream now at `start`."""
+    """Yield findings of skipped checks in the `scope`; the archive starts at `first`, the stream now at `start`."""
     if start is not None and first is not None and scope.start < (end := min(start, first)) <= scope.top:
         yield not_checked(
             f"sequences {scope.start} to {end - 1}: the stream no longer has them; the archive starts at {first}"
@@ -296,7 +296,7 @@ def _not_checked(
 
 
 def _promises(scope: Scope, mark: ConsumerWatermark | None, holes: HoleFinder) -> Iterator[Finding]:
-    """Yield what the watermark promises and is not stored, or does not exist yet."""
+    """Yield sequences that the watermark covers but that are not stored, or do not exist yet."""
     if mark is None:
         return
     server = scope.server

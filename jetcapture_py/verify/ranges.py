@@ -1,6 +1,6 @@
 """Sets of stream sequences in bounded memory.
 
-They are divided into chunks of `CHUNK` sequences: a sorted array for few sequences, then a bitmap, and a constant for
+A set is divided into chunks of `CHUNK` sequences: a sorted array for few sequences, else a bitmap, and a constant for
 full chunks. Pure arithmetic.
 """
 
@@ -17,9 +17,9 @@ from jetcapture_py.archive.arrays import Mask, Seqs
 
 CHUNK = 1 << 20
 FEW = 1 << 14
-"""Maximum sequences of a chunk that are stored as an array, half the size of a bitmap."""
+"""Maximum sequences of a chunk stored as an array, half the size of a bitmap."""
 _WIDE = 256
-"""Sequences from which on a range is added by itself, not with others."""
+"""Ranges from this length on are added separately."""
 
 _Offsets = npt.NDArray[np.uint32]
 _BITS = CHUNK.bit_length() - 1
@@ -36,7 +36,7 @@ class Sequences:
 
     @classmethod
     def union(cls, *parts: Sequences) -> Sequences:
-        """Return the sequences of all parts: a new set, or the only part that is not empty."""
+        """Return the union of sets: a new set, or the only non-empty part."""
         filled = [part for part in parts if part._chunks]
         if len(filled) == 1:
             return filled[0]
@@ -46,14 +46,14 @@ class Sequences:
         return every
 
     def add(self, seqs: Seqs) -> Seqs:
-        """Add an int64 array, in any order; return the sequences that were in the set before, sorted."""
+        """Add an int64 array in any order; return the sequences already in the set, sorted."""
         if not (seqs[1:] > seqs[:-1]).all():
             seqs = np.unique(seqs)
         again = [self._put(chunk, part) + (chunk << _BITS) for chunk, part, _ in _divided(seqs)]
         return np.concatenate([_NONE, *again])
 
     def add_range(self, first: int, last: int) -> Seqs:
-        """Add every sequence from `first` to `last` (inclusive); return those that were in the set before, sorted."""
+        """Add every sequence from `first` to `last` (inclusive); return those already in the set, sorted."""
         again = [_NONE]
         for chunk in range(first >> _BITS, (last >> _BITS) + 1):
             start = max(first - (chunk << _BITS), 0)
@@ -67,7 +67,7 @@ class Sequences:
         return np.concatenate(again)
 
     def add_ranges(self, firsts: Seqs, lasts: Seqs) -> None:
-        """Add all sequences of ranges (inclusive), which are disjoint and in order, as int64 arrays."""
+        """Add ranges (inclusive), given as int64 arrays; they are disjoint and in order."""
         wide = lasts - firsts >= _WIDE
         for first, last in zip(firsts[wide].tolist(), lasts[wide].tolist(), strict=True):
             self.add_range(first, last)
@@ -85,7 +85,7 @@ class Sequences:
                 self._put(chunk, np.flatnonzero(_flags(content)).astype(np.uint32))
 
     def _put(self, chunk: int, offsets: _Offsets) -> Seqs:
-        """Add sorted, distinct offsets to a chunk; return those that were in it before, as int64."""
+        """Add sorted, distinct offsets to a chunk; return those already in it, as int64."""
         content = self._chunks.get(chunk)
         if content is _FULL:
             return offsets.astype(np.int64)
@@ -109,7 +109,7 @@ class Sequences:
         return again
 
     def contains(self, seqs: Seqs) -> Mask:
-        """Return a mask of the elements of `seqs`, a sorted int64 array, that are in the set."""
+        """Return a mask of the members in `seqs`, a sorted int64 array."""
         mask = np.zeros(len(seqs), np.bool_)
         for chunk, offsets, part in _divided(seqs):
             content = self._chunks.get(chunk)

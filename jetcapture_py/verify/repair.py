@@ -1,9 +1,9 @@
-"""Capture again what an archive lacks: read it from the stream, and store it as the daemon would have.
+"""Repair an archive: read missing messages from the stream, and store them as the daemon would have.
 
 A damaged object is replaced under its name, or moved aside if all of its messages are in other objects.
 
-The consumer is not touched, and nothing is acknowledged. The watermark keeps its position, because a repair makes true
-what it says. Names follow from messages: after a repair that was killed, another one stores what is still missing.
+The consumer is not touched, and nothing is acknowledged. The watermark keeps its position, because the repair fulfills
+it. Names follow from messages, so after a killed repair another one stores the remaining messages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from jetcapture_py.verify.scan import examined
 MAX_READ_THROUGH = 1_000
 """Distance in sequences up to which reading on is cheaper than starting a new range."""
 MAX_REPLACED = 100
-"""Maximum damaged objects that are replaced under their own names; for each, a range of the stream is read."""
+"""Maximum damaged objects to replace under their own names; each needs a range of the stream."""
 
 _UNLIMITED = 1 << 62
 _SEALED_BY: Final = "repair"
@@ -50,7 +50,7 @@ _SEALED_BY: Final = "repair"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unrepairable:
-    """A damaged object, and a range of its sequences that neither another object nor the stream has."""
+    """A damaged object, and a range of its sequences that is in no other object and not in the stream."""
 
     path: str
     first: int
@@ -62,30 +62,30 @@ class Repair:
     """The result of a repair."""
 
     messages: int = 0
-    """Messages that were stored again."""
+    """Messages stored again."""
     quarantined: int = 0
-    """Those of them that are in the quarantine."""
+    """Messages stored again in the quarantine."""
     stored: int = 0
     """New objects."""
     bytes: int = 0
     """Size of the new objects."""
     replaced: int = 0
-    """New objects that have replaced a damaged one."""
+    """Number of replaced damaged objects."""
     moved: tuple[str, ...] = ()
-    """New paths of damaged objects that were moved aside: their messages are in other objects."""
+    """New paths of damaged objects that were moved aside, because other objects have their messages."""
     skipped: int = 0
-    """Messages that were not stored, because they may be in objects that could not be read."""
+    """Skipped messages, which may be in unreadable objects."""
     errors: tuple[str, ...] = ()
-    """Why objects could not be stored or moved."""
+    """Failures to store or move objects."""
     objects: tuple[str, ...] = ()
     """Paths of the first new objects."""
     gone: tuple[tuple[int, int], ...] = ()
     """Ranges of sequences that left the stream before they could be read."""
     unrepairable: tuple[Unrepairable, ...] = ()
-    """Ranges of sequences of damaged objects that are nowhere else."""
+    """Ranges of sequences that only damaged objects have."""
 
     def with_object(self, encoded: EncodedBlock, *, replaced: bool) -> Self:
-        """Count an object that has been stored."""
+        """Count a stored object."""
         return replace(
             self,
             messages=self.messages + encoded.messages,
@@ -133,8 +133,8 @@ class Repair:
 async def verify_and_repair(
     config: Config, *, deep: bool = False, content: bool = False, progress: Progress = ignore
 ) -> tuple[Report, Repair]:
-    """Store the messages that are in the stream and missing in the archive; return the proof after that, and what was
-    done. `deep` and `content` are those of `verify`. Raises ConfigError, SourceError, StoreError."""
+    """Store the stream's messages that the archive lacks; return the proof afterwards, and the repair. `deep` and
+    `content` as in `verify`. Raises ConfigError, SourceError, StoreError."""
     proof = partial(prove, config, deep=deep, content=content, progress=progress)
     before = await proof()
     absent = Sequences.union(before.missing, before.doubtful)
@@ -157,18 +157,18 @@ async def verify_and_repair(
 
 
 def _names(report: Report, kind: Kind) -> list[ObjectName]:
-    """Return the objects that findings of a kind list."""
+    """Return the objects listed by findings of a kind."""
     return [name for name in (layout.parse_path(file.path) for file in report.paths(kind)) if name is not None]
 
 
 def _move_aside(config: Config, evidence: Evidence, *, deep: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Move damaged objects aside whose messages are all in other objects; return their new paths, and what failed."""
+    """Move aside damaged objects whose messages are all in other objects; return their new paths and the failures."""
     storage, report = ArchiveFiles(config.store.url, config.store.options), evidence.report
     examiner = ObjectExaminer(storage, None)
     damaged = {file.path for file in report.paths(Kind.DAMAGED)}
     named = [(file, file.name) for file in storage.files(config.source.stream) if file.name is not None]
     intact = [pair for pair in named if pair[0].path not in damaged]
-    # no sequence has stood for two messages
+    # no sequence has two messages
     single = report.stream_created is not None and not (report.older or report.of(Kind.FORK, Kind.REWIND))
     moved, errors = [], []
     for file, name in named:
@@ -184,7 +184,7 @@ def _move_aside(config: Config, evidence: Evidence, *, deep: bool) -> tuple[tupl
 
 
 def _is_elsewhere(examiner: ObjectExaminer, name: ObjectName, intact: Sequence[tuple[File, ObjectName]]) -> bool:
-    """Whether other objects of the block have exactly the messages that the object's name stands for."""
+    """Whether other objects of the block have exactly the messages of the object's name."""
     seqs, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for file, other in intact:
         if layout.overlap(other, name) and (other.directory, other.bucket) == (name.directory, name.bucket):
@@ -198,9 +198,9 @@ def _is_elsewhere(examiner: ObjectExaminer, name: ObjectName, intact: Sequence[t
 
 
 class _Repairer:
-    """Stores the sequences `absent`, but not what may be in the objects `unread`.
+    """Stores the sequences `absent`, except those that may be in the objects `unread`.
 
-    Rewrites `damaged` objects under their names where it can.
+    Rewrites `damaged` objects under their names if possible.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class _Repairer:
         return replace(self._done, gone=tuple(self._gone()), skipped=len(self._skipped))
 
     async def _store_range(self, session: ReadSession, first: int, last: int) -> None:
-        """Store what is absent from `first` to `last`."""
+        """Store the absent messages from `first` to `last`."""
         for start, end in list(self._stretches(first, last)):
             part = StreamRange(stream=self._config.source.stream, first=start, end=end + 1)
             async with aclosing(RangeReader(session, part).messages()) as messages:
@@ -253,7 +253,7 @@ class _Repairer:
         await self.recapture.flush()
 
     def _left(self, first: int, last: int) -> Iterator[Any]:
-        """Yield the absent sequences from `first` to `last` that are not taken yet, as sorted arrays."""
+        """Yield the remaining absent sequences from `first` to `last` as sorted arrays."""
         for low, high in list(self._absent.windows()):
             if low <= last and high >= first:
                 seqs = self._absent.within(max(low, first), min(high, last))
@@ -270,7 +270,7 @@ class _Repairer:
             yield from _runs(seqs, 1)
 
     def _absent_of(self, consumer: str, received: Received, last: int) -> Received:
-        """Return the messages that are to be stored."""
+        """Return the messages to store."""
         seqs = sequences(self._config.source.stream, consumer, received.replies)
         return received.where(self._absent.contains(seqs) & ~self._taken.contains(seqs) & (seqs <= last))
 
@@ -298,9 +298,9 @@ class _Repairer:
         return rows.take(pa.array(np.concatenate(indices))), chosen
 
     async def _put(self, encoded: EncodedBlock) -> None:
-        """Store an object; a damaged one of the same name is replaced, which the store's `put` need not do.
+        """Store an object; replace a damaged one of the same name, which the store's `put` may not do.
 
-        One that fails does not keep others from being stored.
+        A failure does not prevent storing the others.
         """
         uploads, path = self.recapture.archiver.uploads, encoded.name.path
         replaced = path in self._damaged and isinstance(uploads.store, NoteStore)
@@ -318,9 +318,9 @@ class _Repairer:
 
 
 def _unrepairable(report: Report, accounted: Sequences) -> tuple[Unrepairable, ...]:
-    """Return which sequences of damaged objects are not in the archive, nor in the stream.
+    """Return the sequences of damaged objects that are in neither the archive nor the stream.
 
-    Those of deleted messages, which were never in the object, are among them.
+    They include sequences of deleted messages, which were never in the object.
     """
     if not report.proven:
         return ()
@@ -341,7 +341,7 @@ def _block(name: ObjectName) -> BlockId:
 
 
 def _runs(seqs: Seqs, close: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and last of sorted sequences; join those at most `close` apart."""
+    """Yield the first and last sequence of each run of sorted sequences; join runs at most `close` apart."""
     for part in np.split(seqs, np.flatnonzero(np.diff(seqs) > close) + 1):
         if len(part):
             yield int(part[0]), int(part[-1])

@@ -1,8 +1,8 @@
 """Examine every object of a stream's archive in parallel, and collect sequences in sets of bounded size.
 
-Then find messages with copies in objects of different groups: readers compare by group, so they return all of them.
+Then find messages with copies in objects of different groups: readers compare by group, so they return every copy.
 Only objects that share a sequence with another one are read again: their timestamps show whether it is the same
-message. This works window by window, so memory is bounded like that of the sets.
+message. This works window by window, so memory stays bounded.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from jetcapture_py.verify.findings import (
 from jetcapture_py.verify.ranges import Sequences
 
 MAX_COPIES = 1_000
-"""Maximum messages with copies that are listed; all are counted."""
+"""Maximum messages with copies to list; all are counted."""
 _NONE = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """What comparing the objects that share sequences has shown."""
+    """The result of comparing objects that share sequences."""
 
     findings: tuple[Finding, ...] = ()
     forked: Sequences = field(default_factory=Sequences)
@@ -51,7 +51,7 @@ class Copies:
     in_both: Sequences = field(default_factory=Sequences)
     """Messages in quarantine that are also in the archive."""
     by_object: Counter[ObjectName] = field(default_factory=Counter)
-    """How many messages of an object others have as well; the archive comes before the quarantine."""
+    """Number of an object's messages that others also have; the archive comes before the quarantine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class ExaminedObject:
 
 
 class CopyFinder:
-    """Reads the sequences `repeated` again, those in more than one of the `objects`."""
+    """Re-reads the sequences `repeated`, which are in more than one of the `objects`."""
 
     def __init__(
         self, reader: ObjectExaminer, objects: Iterable[ExaminedObject], repeated: Sequences, progress: Progress
@@ -84,7 +84,7 @@ class CopyFinder:
         self._copies = Copies()
 
     def find(self) -> Copies:
-        """Compare them. Blocks; call it in a thread."""
+        """Compare the objects. Blocks; call it in a thread."""
         if self._reader.incarnation is not None or self._groups[-1] > 0:
             for first, last in self._repeated.windows():
                 self._compare(*self._read(first, last))
@@ -116,7 +116,7 @@ class CopyFinder:
             yield not_checked(f"{objects} that may hold copies: they could not be reread")
 
     def _positions(self, item: ExaminedObject) -> tuple[Seqs, Micros]:
-        """Return an object's sequences and timestamps; none if it is gone, as after a compaction."""
+        """Return an object's sequences and timestamps; none if it has vanished, as after a compaction."""
         for _ in range(_ATTEMPTS):
             try:
                 return self._reader.positions(item.file, item.name)
@@ -213,7 +213,7 @@ class UnusableFiles:
 
 @dataclass(slots=True)
 class Totals:
-    """What all objects have together."""
+    """Totals over all objects."""
 
     objects: int = 0
     size: int = 0
@@ -223,9 +223,9 @@ class Totals:
     older: int = 0
     """Messages of earlier incarnations."""
     by_name: int = 0
-    """Objects that nothing can read."""
+    """Objects in unreadable formats."""
     erased: int = 0
-    """Erased messages, of all incarnations, that are still in objects, with copies."""
+    """Erased messages of all incarnations that are still in objects, including copies."""
 
     def add(self, contents: ObjectContents) -> None:
         self.objects += 1
@@ -241,25 +241,25 @@ class ArchiveScan:
     """Contents of the archive."""
 
     sequences: Sequences = field(default_factory=Sequences)
-    """Of the current incarnation's messages."""
+    """Sequences of the current incarnation's messages."""
     quarantined: Sequences = field(default_factory=Sequences)
-    """Those of them that are in quarantine."""
+    """Sequences in quarantine."""
     repeated: Sequences = field(default_factory=Sequences)
-    """Those that several objects have."""
+    """Sequences in several objects."""
     forked: Sequences = field(default_factory=Sequences)
-    """Those with several timestamps, if the incarnation is known."""
+    """Sequences with several timestamps, if the incarnation is known."""
     examined: list[ExaminedObject] = field(default_factory=list)
     """Objects with messages of the current incarnation."""
     copies: Copies = field(default_factory=Copies)
-    """After `find_copies`."""
+    """Result of `find_copies`."""
     totals: Totals = field(default_factory=Totals)
     newest: int = 0
-    """Latest timestamp in microseconds in objects that end at or before the bound, 0 without one."""
+    """Latest timestamp, in microseconds, in objects that end at or before the bound; 0 without one."""
     unerased: FileList = field(default_factory=FileList)
     """Objects with erased messages."""
     unusable: UnusableFiles = field(default_factory=UnusableFiles)
     layouts: Counter[int | None] = field(default_factory=Counter)
-    """Objects outside the quarantine by their number of bundles, 0 under keys, None where it is unknown."""
+    """Objects outside the quarantine by number of bundles: 0 under keys, None if unknown."""
 
     def add(self, file: File, contents: ObjectContents, bound: int) -> None:
         """Add an object; `newest` counts objects that end at or before the sequence `bound`."""
@@ -280,7 +280,7 @@ class ArchiveScan:
                 self.newest = max(self.newest, contents.newest)
 
     def find_copies(self, reader: ObjectExaminer, progress: Progress = ignore) -> Copies:
-        """Compare the messages that several objects have; call it when all are added."""
+        """Compare messages in several objects. Call it after adding all objects."""
         self.copies = CopyFinder(reader, self.examined, self.repeated, progress).find()
         if reader.incarnation is None:
             self.forked = Sequences()
@@ -289,7 +289,7 @@ class ArchiveScan:
         return self.copies
 
     def findings(self) -> Iterator[Finding]:
-        """Yield what is wrong with the objects, and what could not be checked."""
+        """Yield findings about the objects, and about skipped checks."""
         totals, copies = self.totals, self.copies
         yield from self.unusable.findings()
         yield from copies.findings
@@ -323,7 +323,7 @@ def survey(
     deep: bool = False,
     progress: Progress = ignore,
 ) -> ArchiveScan:
-    """Examine every object of the stream; `own_suffix` is that of a user's format.
+    """Examine every object of the stream; `own_suffix` is the suffix of a user's format.
 
     Blocks; call it in a thread. Raises StoreError if listing fails.
     """
@@ -345,7 +345,7 @@ def examine_all(
     deep: bool = False,
     progress: Progress = ignore,
 ) -> Iterator[tuple[File, ObjectContents]]:
-    """Yield the contents of every object, the quarantine last; `unusable` gets the files that have none.
+    """Yield the contents of every object, the quarantine last; `unusable` gets the other files.
 
     Raises StoreError if listing fails.
     """
@@ -357,7 +357,7 @@ def examine_all(
         objects = [
             (file, file.name)
             for file in files
-            # anything can be named like an object of a user's format
+            # any file can be named like an object of a user's format
             if file.name is not None and (file.name.parquet or file.name.text or file.name.suffix == own_suffix)
         ]
         # by sequence to keep the set of sequences dense
@@ -365,7 +365,7 @@ def examine_all(
         others = {file.path for file in files} - {file.path for file, _ in objects}
         for path in sorted(others):
             name = path.rpartition("/")[2]
-            # of a killed process, or moved aside: nobody reads them
+            # of a killed process, or moved aside: not read by anything
             if not (name.startswith(".") and name.endswith((".tmp", ASIDE))):
                 unusable.foreign.add(path)
         gone = False
@@ -388,9 +388,9 @@ def examine_all(
 def examined(
     reader: ObjectExaminer, file: File, name: ObjectName, *, deep: bool
 ) -> ObjectContents | StoreError | str | None:
-    """Return an object's contents, the reason why it is damaged, the store's error, or None if it is gone.
+    """Return an object's contents, its damage, the store's error, or None if it is gone.
 
-    Damage is checked twice: meanwhile a redelivery may have rewritten the object with the same messages in different
+    Damage is checked twice, because a redelivery may have rewritten the object with the same messages in different
     bytes.
     """
     result: str | StoreError = ""

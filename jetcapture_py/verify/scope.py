@@ -45,13 +45,13 @@ class ServerState:
     start: int
     """The consumer's first sequence."""
     note: str
-    """What cannot be proven about its first messages; "" if it is certain."""
+    """Doubt about its first messages; "" if none."""
     unsure: tuple[int, int]
-    """Range of sequences in which the consumer may have started."""
+    """Range of possible start sequences of the consumer."""
     mark: ConsumerWatermark | None
-    """The consumer's watermark, if it is of the current incarnation."""
+    """The consumer's watermark, if of the current incarnation."""
     aged: int | None
-    """The last sequence stored at or before the watermark's time, None if unknown."""
+    """The last sequence stored at or before the watermark's time; None if unknown."""
 
 
 async def server_state(session: ReadSession, stream: str, consumer: str, archived: Watermark | None) -> ServerState:
@@ -66,7 +66,7 @@ async def server_state(session: ReadSession, stream: str, consumer: str, archive
     present = mark if mark is not None and mark.created == state.created else None
     if present is not None and consumer_now.config.get("deliver_policy") != "last_per_subject":
         history = observed(present, consumer_now).filters
-        if len({entry.consumer for entry in history}) > 1:  # created again: what the earlier one selected counts too
+        if len({entry.consumer for entry in history}) > 1:  # recreated: the earlier consumer's selection counts too
             start, moment, note = min(start, history[0].after + 1), None, ""
     unsure = (1, 0)
     if moment is not None and state.retention not in GONE_ONCE_ACKED:
@@ -86,13 +86,13 @@ async def server_state(session: ReadSession, stream: str, consumer: str, archive
 
 
 async def current_incarnation(session: ReadSession, stream: str, state: StreamState) -> Incarnation:
-    """Return the incarnation of the stream with this state. Raises SourceError."""
+    """Return the stream's current incarnation. Raises SourceError."""
     restored, oldest = await restored_to(session, stream, state), microseconds_of(state.first_time)
     return Incarnation.of(state.created, mirror=state.mirror, restored=restored, oldest=oldest)
 
 
 async def restored_to(session: ReadSession, stream: str, state: StreamState) -> int:
-    """Return the last sequence stored before the stream was created; 0 without any, or if it cannot be known."""
+    """Return the last sequence stored before the stream was created; 0 if none or unknown."""
     created = datetime.fromisoformat(state.created)
     if state.mirror or state.retention in GONE_ONCE_ACKED or state.first_time >= created:
         return 0
@@ -102,7 +102,7 @@ async def restored_to(session: ReadSession, stream: str, state: StreamState) -> 
 async def _aged(
     session: ReadSession, stream: str, state: StreamState, consumer: ConsumerState, mark: ConsumerWatermark | None
 ) -> int | None:
-    """Return the last sequence that the watermark covers by its time; 0 if it is of another incarnation."""
+    """Return the last sequence covered by the watermark's time; 0 for another incarnation."""
     if mark is None or mark.created not in ("", state.created):
         return 0
     if state.retention in GONE_ONCE_ACKED:
@@ -115,7 +115,7 @@ async def _aged(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Which messages to check."""
+    """The messages to check."""
 
     server: ServerState | None
     """None if the stream is unavailable."""
@@ -154,12 +154,12 @@ class Scope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removed:
-    """Messages of the current incarnation that are gone from the archive on purpose, by its notes."""
+    """Messages of the current incarnation that were removed from the archive on purpose."""
 
     expired: Sequences = field(default_factory=Sequences)
-    """Those in buckets older than `maintain.keep`."""
+    """Messages in buckets older than `maintain.keep`."""
     until: datetime | None = None
-    """The latest end of such a bucket, UTC."""
+    """The latest end of an expired bucket, UTC."""
     erased: Sequences = field(default_factory=Sequences)
     """Sequences in tombstones."""
     tombstones: Erased = field(default_factory=Erased)
@@ -167,9 +167,9 @@ class Removed:
 
     @classmethod
     def read(cls, storage: ArchiveFiles, stream: str, incarnation: Incarnation | None) -> Removed:
-        """Read the notes; all incarnations count if the current one is unknown. Raises JetcaptureError.
+        """Read the records of removals; all incarnations count if the current one is unknown. Raises JetcaptureError.
 
-        What disappears while the archive is scanned is in the notes after that.
+        Read them after the scan, so that they include objects that vanish during it.
         """
         note, erased, stones = storage.expired(stream), Sequences(), storage.erased(stream)
         erased.add(stones.seqs if incarnation is None else stones.seqs[incarnation.includes(stones.seqs, stones.times)])
@@ -181,9 +181,9 @@ class Removed:
         return cls(expired=expired, until=note.until, erased=erased, tombstones=stones)
 
     def findings(self, archived: Sequences, erased: int, unerased: FileList) -> Iterator[Finding]:
-        """Yield what was removed, if anything was.
+        """Yield findings of removed messages, if any.
 
-        `archived` are the messages that are still stored, and `erased` of them in the objects `unerased` should not be.
+        `archived` messages are still stored; `erased` of them, in the objects `unerased`, should not be.
         """
         if len(self.expired):
             count, last = plural(len(self.expired), "message"), self.expired.last
@@ -212,7 +212,7 @@ class Removed:
 
 
 def _expired(note: Expired, incarnation: Incarnation | None) -> Iterator[tuple[Seqs, Seqs]]:
-    """Yield first and last sequences of ranges that have expired, of an incarnation and of those that it continues."""
+    """Yield the expired ranges of an incarnation and of those that it continues."""
     for part in note.incarnations:
         firsts, lasts = part.spans
         oldest = microseconds_of(part.oldest)
@@ -229,7 +229,7 @@ async def read(
 ) -> AsyncGenerator[tuple[bool, Seqs, Nanos, pa.BinaryArray]]:
     """Read the messages in these ordered ranges of sequences, and possibly some beyond them.
 
-    Yields whether a new range starts, the sequences, the timestamps in nanoseconds, and the subjects.
+    Yields a flag for the start of a range, sequences, timestamps in nanoseconds, and subjects.
     """
     read_to = 0
     for first, last in stretches:
@@ -248,7 +248,7 @@ async def read(
 
 
 def _start(consumer: ConsumerState) -> tuple[int, datetime | None, str]:
-    """Return the consumer's start, a sequence or a time, and a note about messages that cannot be proven."""
+    """Return the consumer's start, a sequence or a time, and a note about doubtful messages."""
     config = consumer.config
     policy = config.get("deliver_policy", "all")
     if policy == "all":
