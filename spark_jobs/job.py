@@ -56,9 +56,9 @@ _NOISE = re.compile(
     rb"|Setting default log level to |To adjust logging level use |Setting Spark log level to "
     rb"|\d\d/\d\d/\d\d \d\d:\d\d:\d\d (?:INFO|WARN) "
 )
-"""Lines that a JVM and Spark print at every start."""
+"""Lines printed by a JVM and Spark at every start."""
 _OURS = re.compile(r"jetcapture_py\.errors\.\w+: (.*)")
-"""An error of ours as the data sources raise it: without a traceback."""
+"""A JetcaptureError as raised by the data sources, without a traceback."""
 _RAISED_BY_QUERY = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 _FILE_IS_GONE = re.compile(
     r"\[FAILED_READ_FILE\.FILE_NOT_EXIST\] .*? file (\S+?)\.? |\[PATH_NOT_FOUND\] Path does not exist: (\S+\.parquet)"
@@ -95,7 +95,7 @@ def command(name: str, work: Callable[..., None], **settings: Any) -> TyperComma
 
 
 def main(job: TyperCommand, arguments: Sequence[str] | None = None) -> int:
-    """Run a job with the words of a command line, by default this process's; return the exit code."""
+    """Run a job with the arguments of a command line, by default this process's; return the exit code."""
     try:
         job.main(None if arguments is None else list(arguments), prog_name=job.name)
     except SystemExit as end:
@@ -136,7 +136,7 @@ def _new_session(app_name: str, urls: Sequence[str | None]) -> SparkSession:
 
 @contextmanager
 def _without_noise() -> Iterator[None]:
-    """Drop `_NOISE` from the standard error of a JVM that is started in the block, as long as it runs."""
+    """Drop `_NOISE` from the standard error of a JVM started in the block, as long as it runs."""
     reading, writing = os.pipe()
     sys.stderr.flush()
     target = os.dup(2)
@@ -148,7 +148,7 @@ def _without_noise() -> Iterator[None]:
         yield
     except BaseException:
         os.dup2(target, 2)
-        passing.join(1)  # what it says about the failure comes first
+        passing.join(1)  # its text about the failure comes first
         raise
     os.dup2(target, 2)
 
@@ -179,7 +179,7 @@ def _settings(urls: Sequence[str | None]) -> dict[str, str]:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         terminal = sys.stderr.isatty()
         if terminal:
-            os.environ.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))  # how wide Spark's bar is
+            os.environ.setdefault("COLUMNS", str(shutil.get_terminal_size().columns))  # the width of Spark's bar
         settings = {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
@@ -230,7 +230,7 @@ def guarded(name: str, job: Callable[[], object]) -> int:
 
 
 def leave(code: int) -> NoReturn:
-    """Exit with what `guarded` returned; after an interrupt without Python's cleanup.
+    """Exit with the result of `guarded`; after an interrupt, without Python's cleanup.
 
     The server has already been told to cancel the query, but gRPC's threads may still run, and can abort the process
     during the cleanup.

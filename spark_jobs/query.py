@@ -108,7 +108,7 @@ main = partial(job.main, COMMAND)
 
 
 def write(frame: DataFrame, format: str, output: str | None, options: Mapping[str, Any] | None = None) -> None:  # noqa: A002 - named as the option is
-    """Write the result as a table, CSV, JSON lines or Parquet, to a file or to standard output.
+    """Write the result as a table, CSV, JSON lines or Parquet, to a file or standard output.
 
     `options` are `store.options` for writing Parquet to a URL.
     """
@@ -137,7 +137,7 @@ def _text(value: Column, kind: st.DataType) -> Column:
     if is_nested(kind):
         return json_of(value, kind)
     if isinstance(kind, st.BinaryType):
-        return sf.regexp_replace(sf.base64(value), r"\s", "")  # it has line breaks
+        return sf.regexp_replace(sf.base64(value), r"\s", "")  # Spark breaks lines of base64
     return value.cast("string")
 
 

@@ -191,7 +191,7 @@ def preview(
     allow_loop: bool = False,
     keep_headers: Collection[str] = (),
 ) -> list[str]:
-    """Describe in lines what `replay` would publish. Raises what it would raise before publishing."""
+    """Describe a dry run of `replay` in lines. Raises the errors of `replay` before publishing."""
     target, source = Target(login_at(servers)), Source.of(frame, subject, payload)
     streams, targets = _targets(source, target, None if allow_loop else origin)
     prepare = Archived(
@@ -215,7 +215,7 @@ def preview(
 def _targets(
     source: Source, target: Target, origin: Origin | None, into: str | None = None
 ) -> tuple[list[Stream], Targets | None]:
-    """Return the possible target streams, and what to check of each subject; None if the template is proof enough."""
+    """Return the possible target streams, and the check for each subject; None if the template proves enough."""
     pattern = source.rows.pattern
     streams = [stream for stream in target.streams(pattern) if into in (None, stream.name)]
     if not streams and into is not None:

@@ -1,4 +1,4 @@
-"""SQL over an archive: create the views `archive` and `quarantine` and find the columns that a query needs."""
+"""SQL over an archive: create the views `archive` and `quarantine`, and find the columns that a query needs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ArchiveQuery:
 
 
 def columns_in(sql: str) -> Callable[[str], bool] | None:
-    """Return a predicate for the columns that a query may use, to fetch only these; None if it may use all.
+    """Return a predicate for the columns that a query may use, to read only these; None if it may use all.
 
     A column whose name occurs anywhere in the text counts as used. That is safe unless SQL can refer to columns without
     naming them: with a star, with `FROM` in a query without `SELECT`, and with some keywords.

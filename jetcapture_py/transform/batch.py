@@ -1,6 +1,6 @@
-"""Received messages as columns: a message is a row here, never a separate Python object; and what decodes them.
+"""Received messages as columns, one row per message without a Python object each, and their decoders.
 
-Decoders are called so that a message that one cannot handle fails alone.
+A message that a decoder cannot handle fails alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jetcapture_py.text import one_line
 class MessageBatch:
     """Messages of one stream, one row each; `rows` has the schema `ENVELOPE`.
 
-    Those of a subject are in the order of arrival.
+    Messages of a subject are in the order of arrival.
     """
 
     stream: str
@@ -36,22 +36,22 @@ class MessageBatch:
         return int(self.rows.num_rows)
 
     def column(self, name: str) -> pa.Array:
-        """One column of the envelope, by its name in `layout`."""
+        """Return a column of the envelope, by its name in `layout`."""
         return self.rows.column(name)
 
     def slice(self, start: int, length: int) -> MessageBatch:
-        """Rows `start` to `start + length` without a copy."""
+        """Return `length` rows from `start` on, without a copy."""
         return MessageBatch(stream=self.stream, rows=self.rows.slice(start, length))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A message that yields no row. Texts are made short printable lines without credentials before they are stored."""
+    """A message without a row. Texts are sanitized before storing: short printable lines without credentials."""
 
     index: int
     """The message's row in the batch."""
     stage: str
-    """Where it failed: "decode", or a short word chosen by the decoder."""
+    """The stage that failed: "decode", or a short word chosen by the decoder."""
     error: str
     """The reason in one line."""
 
@@ -75,11 +75,11 @@ class Decoded:
     columns: pa.Schema | None = None
     """All known columns, if the decoder omits those without a value from `fields`.
 
-    Objects get them as nulls while that is cheap."""
+    Objects get the others as nulls while that is cheap."""
 
 
 class BatchTooWideError(Exception):
-    """The columns for this batch would be too large: the caller passes it in smaller parts."""
+    """The columns of this batch would be too large; the caller passes it in smaller parts."""
 
 
 class Decoder(Protocol):
@@ -122,7 +122,8 @@ _NOTHING = pa.RecordBatch.from_arrays([], names=[])
 def decode_checked(decoder: Decoder, batch: MessageBatch) -> Decoded:
     """Decode a batch. If the decoder raises or breaks its contract, decode each message alone to find the bad ones.
 
-    Raises only BatchTooWideError, for several messages, whatever the decoder does: even `sys.exit` fails one message.
+    Raises only BatchTooWideError, for several messages. Any other error of the decoder, even `sys.exit`, fails one
+    message.
     """
     if not len(batch):
         return Decoded(fields=_NOTHING)
@@ -170,7 +171,7 @@ def _failed(error: object) -> Decoded:
 
 
 def _together(parts: list[Decoded]) -> Decoded:
-    """Join the results of single messages; those whose columns do not go together with the first fail."""
+    """Join the results of single messages; ones with columns incompatible with the first fail."""
     try:
         return _joined(parts)
     except Exception as error:
@@ -206,7 +207,7 @@ def _joined(parts: Sequence[Decoded]) -> Decoded:
 
 
 def _checked(decoded: Any, count: int, *, ours: bool) -> Decoded:
-    """Return the result for `count` messages if it is as `Decoded` and `Decoder` promise; raise otherwise."""
+    """Return the result for `count` messages if it obeys `Decoded` and `Decoder`; raise otherwise."""
     if not hasattr(decoded, "fields"):
         raise TypeError(f"the decoder returned {type(decoded).__name__} instead of Decoded")
     fields, messages = decoded.fields, decoded.messages
@@ -271,7 +272,7 @@ def _failure(given: Any) -> Failure:
 
 @lru_cache(maxsize=1024)
 def _unstorable(of: pa.DataType) -> str | None:
-    """Say why columns of that type cannot be put into blocks and stored as Parquet; None if they can."""
+    """Return why columns of that type cannot be put into blocks and stored as Parquet; None if they can."""
     table = pa.schema([("column", of)]).empty_table()
     import pyarrow.parquet as pq
 

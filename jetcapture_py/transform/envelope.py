@@ -21,28 +21,28 @@ _VERSION = b"NATS/1.0\r\n"
 _RETURN, _NEWLINE, _COLON, _SPACE, _TAB = b"\r\n: \t"
 NO_HEADERS = _VERSION + b"\r\n"
 _ADDED = r"\r\nNats-Pin-Id:[^\r\n]*\r\n\r\n\z"
-"""The last header of a message that a pinned consumer delivers: the server appends it to those that are stored."""
+"""The last header of a message from a pinned consumer, which the server appends to the stored headers."""
 _ADDED_ONLY = re.compile(rb"NATS/1\.0\r\nNats-Pin-Id:[^\r\n]*\r\n\r\n")
 _MAYBE_ADDED = re.compile(rb"\r\nNats-Pin-Id:")
 _MAX_DELIVERED = (1 << 31) - 1
 _MANY = 256
-"""Minimum number of header blocks to parse together, which takes as long as so many one by one."""
+"""Minimum number of header blocks to parse together; for fewer, parsing one by one is faster."""
 _MAX_BLANKS = 8
 """Blanks before a value in header blocks that are parsed together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembled:
-    """A batch, and the messages in it whose envelope cannot be represented."""
+    """A batch, and its messages with invalid headers."""
 
     batch: MessageBatch
     failures: tuple[Failure, ...]
     raw_headers: dict[int, bytes]
-    """By row, the header block of a message whose headers are not valid."""
+    """Header blocks of messages with invalid headers, by row."""
     sizes: Int64s = field(compare=False)
     """Bytes of each message's subject, ack subject and headers, as received."""
     strays: int
-    """Frames that did not come from the consumer (something else published to our inbox), and are not in the batch."""
+    """Frames left out because they did not come from the consumer: something else published to our inbox."""
 
 
 def assemble(
@@ -50,8 +50,8 @@ def assemble(
 ) -> Assembled:
     """Turn `received` into columns. Never raises for the content of a message. Headers are null if not wanted.
 
-    `pinned` says that the consumer is pinned, and that its server has added the pin id to the headers. The messages
-    are not acknowledged one by one then: in place of their ack subjects are sequences and timestamps, `packed`.
+    `pinned`: the consumer is pinned, and the server has added the pin id to the headers. These messages are not
+    acknowledged one by one, so `packed` sequences and timestamps replace their ack subjects.
     """
     if received.numbers is not None:
         subjects, blocks, payloads = received.columns(SUBJECT, HEADERS, PAYLOAD)
@@ -92,7 +92,7 @@ def assemble(
 
 
 def without_pins(blocks: pa.BinaryArray) -> pa.BinaryArray:
-    """Return header blocks without the pin id that a server adds on delivery; "" where no other header is left."""
+    """Remove the pin id that a server adds on delivery from header blocks; "" if no other header remains."""
     edges, text = text_of(blocks)
     if len(blocks) and not blocks.null_count:
         only = _ADDED_ONLY.fullmatch(blocks[0].as_py())
@@ -129,7 +129,8 @@ def _subjects(values: pa.BinaryArray) -> tuple[pa.StringArray, list[Failure]]:
 
 
 def _headers(column: pa.BinaryArray, count: int) -> tuple[pa.MapArray, dict[int, bytes], list[Failure]]:
-    """Header blocks as a map column: null without headers, repeated headers as one key with its values in order."""
+    """Return header blocks as a map column: null without headers, repeated headers as one key with its values in
+    order."""
     if not pc.max(pc.binary_length(column)).as_py():
         return pa.nulls(count, HEADERS_TYPE), {}, []
     if count >= _MANY and (together := _headers_together(column)) is not None:
@@ -160,7 +161,7 @@ def _headers(column: pa.BinaryArray, count: int) -> tuple[pa.MapArray, dict[int,
 
 
 def _headers_together(column: pa.BinaryArray) -> pa.MapArray | None:
-    """Parse all header blocks at once; None if one of them is not valid, or repeats a header."""
+    """Parse all header blocks at once; None if any is invalid or repeats a header."""
     sizes = pc.binary_length(column).to_numpy(zero_copy_only=False)
     present = sizes > 0
     right = pc.and_(pc.starts_with(column, _VERSION), pc.ends_with(column, b"\r\n"))
@@ -200,9 +201,9 @@ def _headers_together(column: pa.BinaryArray) -> pa.MapArray | None:
 
 
 def parse_headers(block: bytes) -> dict[str, list[str]]:
-    """Header names and values of a NATS header block (ADR-4), in order; white space before a value is not part of it.
+    """Parse a NATS header block (ADR-4) into names and values, in order, without white space before values.
 
-    Raises ValueError, one line, for a block that is not one or whose text is not UTF-8.
+    Raises ValueError with one line for an invalid block, or text that is not UTF-8.
     """
     if not block.startswith(_VERSION) or not block.endswith(b"\r\n"):
         raise ValueError("the header block does not start with NATS/1.0 or does not end with a line break")

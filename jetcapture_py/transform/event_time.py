@@ -6,7 +6,7 @@ A value is a time if it is
 - text: RFC 3339 with a zone; digits below a microsecond are cut off;
 - with `block.time_unit`: a number of such units since 1970, also as decimal text.
 
-Times from 1970 to 2199 are valid. Others come from a wrong unit, or are placeholders.
+Times from 1970 to 2199 are valid. Others come from a wrong unit or are placeholders.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class EventTime:
         self._texts = texts
 
     def __call__(self, batch: MessageBatch, fields: pa.RecordBatch) -> tuple[pa.TimestampArray, dict[int, str]]:
-        """Return a time for every row, and the reasons for rows without one, whose time is the stream's timestamp."""
+        """Return a time for every row, and the reasons for rows without one, which get the stream's timestamp."""
         stamps = batch.column(layout.TIMESTAMP).cast(pa.int64())
         values = self._values(batch, fields)
         times = microseconds(values, self._unit)
@@ -118,7 +118,7 @@ class EventTime:
 
 
 def _text(values: pa.Array, row: int) -> str:
-    """The value of a row, for an error."""
+    """Return a row's value for an error."""
     try:
         return str(values[row].as_py() if pa.types.is_string(values.type) else values[row])
     except Exception:  # a timestamp that Python cannot hold
@@ -158,9 +158,9 @@ def _scaled(numbers: pa.Array, in_a_second: int) -> pa.Int64Array:
 
 
 def _of_floats(numbers: pa.Array, in_a_second: int) -> pa.Int64Array:
-    """Convert numbers to microseconds, rounded, because most fractions have no exact binary form."""
+    """Convert floats to microseconds, rounded, because most fractions have no exact binary form."""
     units = numbers.to_numpy(zero_copy_only=False)
-    valid = (units >= 0) & (units < END * in_a_second)  # neither is true of NaN
+    valid = (units >= 0) & (units < END * in_a_second)  # false for NaN
     micros = np.rint(np.where(valid, units, 0) * (_MICROSECOND / in_a_second)).astype(np.int64)
     return pa.array(micros, mask=~(valid & (micros < END * _MICROSECOND)))
 

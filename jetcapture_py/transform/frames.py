@@ -1,4 +1,4 @@
-"""Turn archived rows back into the frames that they were received as."""
+"""Turn archived rows back into received frames."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def unescaped(subjects: pa.Array, escaped: pa.BooleanArray) -> pa.Array:
 
 
 def subjects_of(rows: pa.RecordBatch) -> pa.BinaryArray:
-    """Return the subjects as the stream had them, also those in the quarantine that are not UTF-8."""
+    """Return the original subjects, including those in the quarantine that are not UTF-8."""
     subjects = rows.column(layout.SUBJECT).cast(pa.binary())
     if layout.STAGE not in rows.schema.names:
         return subjects
@@ -32,8 +32,8 @@ def subjects_of(rows: pa.RecordBatch) -> pa.BinaryArray:
 
 
 def header_blocks_of(rows: pa.RecordBatch) -> pa.BinaryArray | None:
-    """Return the header blocks as the stream had them, "" without headers, also those in the quarantine that could not
-    be read; None if no row has any."""
+    """Return the original header blocks, including invalid ones in the quarantine; "" without headers, None if no row
+    has any."""
     blocks = header_blocks(rows.column(layout.HEADERS), {}, len(rows), stored=True)
     if layout.STAGE in rows.schema.names and layout.RAW_HEADERS in rows.schema.names:
         raw = rows.column(layout.RAW_HEADERS)
@@ -43,7 +43,7 @@ def header_blocks_of(rows: pa.RecordBatch) -> pa.BinaryArray | None:
 
 
 def received_of(rows: pa.RecordBatch, consumer: str) -> Received:
-    """Return archived messages as `consumer` delivered them, each of one row with its payload."""
+    """Return archived messages as delivered by `consumer`, each of one row with its payload."""
     received = Received()
     if not len(rows):
         return received

@@ -40,8 +40,8 @@ class KeyFunction(Protocol):
 def make_key(text: str, decode: DecodeConfig | None = None, own: Collection[str] = ()) -> KeyFunction:
     """Return the key function of a template, or the one named by `package.module:function`. Raises ValueError.
 
-    `decode` says how the messages' fields become columns. Where that depends on the messages before, a template takes
-    its fields from the message's own payload; not those in `own`, which do not come from payloads.
+    `decode` configures the decoder. If its columns depend on earlier messages, a template reads fields from the
+    message's own payload, except those in `own`, which do not come from payloads.
     """
     if not plugins.is_reference(text):
         return TemplateKey(text, decode, (*own, str(STREAM.value)))
@@ -56,7 +56,7 @@ FieldTexts = Callable[[MessageBatch], Mapping[str, pa.StringArray]]
 
 
 def payload_texts(decode: DecodeConfig | None, names: Sequence[str], *, times: bool = False) -> FieldTexts | None:
-    """Return a reader of the fields `names`; None where decoded columns do not depend on other messages.
+    """Return a reader of the fields `names`; None if decoded columns do not depend on other messages.
 
     With `times`, timestamps of MessagePack give RFC 3339 text; else they are null, as in keys.
     """
@@ -66,7 +66,7 @@ def payload_texts(decode: DecodeConfig | None, names: Sequence[str], *, times: b
         json_text,
         make_unpacker,
         module_of,
-    )  # imported only where payloads are read
+    )  # imported only if payloads are read
 
     unpack = make_unpacker(decode)
     reading = module_of(decode.known).OBJECT_FORMAT
@@ -76,7 +76,7 @@ def payload_texts(decode: DecodeConfig | None, names: Sequence[str], *, times: b
 class TemplateKey:
     """A key template as a `KeyFunction`. A missing part (token, header, field, null) means no key.
 
-    Fields are decoded columns, or read from payloads as `payload_texts` says; those in `own` are always columns.
+    Fields are decoded columns, or read from payloads (see `payload_texts`); those in `own` are always columns.
     """
 
     def __init__(self, template: str, decode: DecodeConfig | None = None, own: Collection[str] = ()) -> None:
@@ -116,7 +116,7 @@ def _column(
         return texts[name]
     column = field_column(fields, name)
     if column is None or pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
-        return pa.nulls(len(batch), pa.string())  # Arrow counts no rows where nothing was decoded
+        return pa.nulls(len(batch), pa.string())  # Arrow counts no rows without decoded columns
     return column.cast(pa.string())
 
 
@@ -164,17 +164,17 @@ class Run:
 
 
 def without_empty(keys: pa.StringArray) -> pa.StringArray:
-    """Return texts with null in place of "", which counts as none."""
+    """Replace "" by null, because it counts as none."""
     return pc.if_else(pc.equal(keys, ""), pa.scalar(None, pa.string()), keys)
 
 
 def group(
     rows: pa.RecordBatch, keys: pa.StringArray, starts: Int64s, bundles: int = 0
 ) -> tuple[pa.RecordBatch, Sequence[Run]]:
-    """Group rows by (key, bucket), otherwise in their order, and return where each group is.
+    """Group rows by (key, bucket), stable, and return each group's position.
 
-    `keys` and `starts` (from `buckets`) have one entry a row. "" counts as no key. With `bundles`, rows of one (bundle,
-    bucket) are brought together, and there is no Python object per key.
+    `keys` and `starts` (from `buckets`) have one entry per row. "" counts as no key. With `bundles`, rows are grouped
+    by (bundle, bucket), without a Python object per key.
     """
     if not rows.num_rows:
         return rows, ()
@@ -192,7 +192,7 @@ def group(
     codes = codes.astype(np.int64) * len(bucket_values) + bucket_codes
     codes = codes.astype(np.min_scalar_type(len(names) * len(bucket_values)))
     if (codes[1:] < codes[:-1]).any():
-        order = np.argsort(codes, kind="stable")  # of small integers, a radix sort
+        order = np.argsort(codes, kind="stable")  # a radix sort of small integers
         codes = codes[order]
         rows = rows.take(pa.array(order))
     edges = [0, *(np.flatnonzero(codes[1:] != codes[:-1]) + 1).tolist()]

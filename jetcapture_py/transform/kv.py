@@ -15,7 +15,7 @@ from jetcapture_py.transform.batch import Decoded, Decoder, MessageBatch, decode
 class BucketDecoder:
     """Decodes the entries of a KV bucket (ADR-8): key, operation, revision, and the columns of another decoder.
 
-    Deletions and markers have no value. They are not decoded, and the value's columns are null.
+    Deletions and markers have no value: they are not decoded, and the value's columns are null.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -45,14 +45,14 @@ class BucketDecoder:
 
 
 def operations_of(headers: pa.MapArray) -> pa.StringArray:
-    """Return what each message does, by its headers: put, delete, purge or expire."""
+    """Return each message's operation by its headers: put, delete, purge or expire."""
     if headers.null_count == len(headers):
         return pa.array([PUT] * len(headers), pa.string())
     return operations(*(header_values(headers, name) for name in (OPERATION, MARKER)))
 
 
 def operations(told: pa.StringArray, reasons: pa.StringArray) -> pa.StringArray:
-    """Return what messages with these values of their headers do: put, delete, purge or expire."""
+    """Return the operations for these header values: put, delete, purge or expire."""
     unmarked = pc.equal(pc.coalesce(told, ""), "")
     return pc.coalesce(pc.if_else(unmarked, _looked_up(reasons, REASONS), _looked_up(told, OPERATIONS)), PUT)
 
@@ -64,5 +64,5 @@ def _looked_up(texts: pa.StringArray, meanings: Mapping[str, str]) -> pa.StringA
 
 
 def _column_name(name: str) -> str:
-    """Return the column of a value's field: fields that are called like columns of the bucket get `_` appended."""
+    """Return the column name of a value's field; names of the bucket's own columns get `_` appended."""
     return f"{name}_" if name.lower().rstrip("_") in COLUMNS else name

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 
 LARGE = 2048
-"""Bytes a message from which on it is cheaper to copy messages in the order of their subjects than to group them."""
+"""Bytes per message from which copying messages in the order of their subjects is cheaper than grouping them."""
 ENVELOPE_BYTES = 64 << 20
-"""Bytes of subjects and headers at once in messages of several rows, which have them in each row."""
+"""Maximum bytes of subjects and headers in messages of several rows, which repeat them in each row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +48,15 @@ class Prepared:
     quarantine: pa.RecordBatch
     quarantine_runs: Sequence[Run]
     messages: int
-    """Messages that came in."""
+    """Number of received messages."""
     redelivered: int
-    """Those of them that were delivered before."""
+    """Number of redelivered messages."""
     strays: int
-    """Frames that are no messages of the consumer."""
+    """Number of frames that are not messages of the consumer."""
     span: Sequence[tuple[int, int]]
     """Sequence and timestamp, in microseconds, of the first and last message in the stream's order; empty for none."""
     columns: pa.Schema | None
-    """The columns that the decoder knows of, if it leaves those without a value out of `rows`."""
+    """All columns of the decoder, if it omits those without a value from `rows`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +71,14 @@ class Preparer:
     """The block interval in seconds."""
     keep_payload: bool
     time: EventTime | None = None
-    """Reads the time that buckets are made of; None: the stream's timestamp."""
+    """Reads the buckets' time; None for the stream's timestamp."""
     bundles: int = 0
-    """Above 0, rows have their key as a column, and are routed to that many bundles."""
+    """Number of bundles; if not 0, rows have their key as a column."""
     pinned: bool = False
     """Whether messages come from a pinned consumer, which adds a header."""
 
     def __call__(self, received: Received) -> Prepared:
-        """Decode and route everything in `received`; raises BatchTooWideError when the batch must be smaller."""
+        """Decode and route everything in `received`. Raises BatchTooWideError if the batch must be smaller."""
         if self.keep_payload and received.size >= LARGE * len(received):
             received = received.by_subject()
         assembled = assemble(self.stream, self.consumer, received, pinned=self.pinned)
@@ -131,7 +131,7 @@ class Preparer:
         times: pa.TimestampArray,
         keys: pa.StringArray,
     ) -> pa.RecordBatch:
-        """Return envelope, keys if they are a column, and decoded fields as one batch; `first` as from `first_rows`."""
+        """Return envelope, keys if they are a column, and decoded fields as one batch; `first` is from `first_rows`."""
         columns = dict(zip(rows.schema.names, rows.columns, strict=True))
         if not self.keep_payload:
             del columns[layout.PAYLOAD]
@@ -146,14 +146,14 @@ class Preparer:
         return pa.RecordBatch.from_pydict(columns)
 
     def _read_times(self, rows: MessageBatch, fields: pa.RecordBatch) -> tuple[pa.TimestampArray, dict[int, str]]:
-        """Return the time of every row, and by row why there is none."""
+        """Return the time of every row, and the reasons for rows without one."""
         timestamps = rows.column(layout.TIMESTAMP)
         if self.time is None or not len(rows):
             return timestamps, {}
         return _row_by_row(self.time, rows, fields, timestamps)
 
     def _read_keys(self, rows: MessageBatch, fields: pa.RecordBatch) -> tuple[pa.StringArray, dict[int, str]]:
-        """Return the key of every row, and by row why it is invalid."""
+        """Return the key of every row, and the reasons for rows with an invalid one."""
         nulls = pa.nulls(len(rows), pa.string())
         return _row_by_row(self._checked_keys, rows, fields, nulls) if len(rows) else (nulls, {})
 
@@ -188,13 +188,13 @@ class Preparer:
 
 
 Read = Callable[[MessageBatch, pa.RecordBatch], tuple[pa.Array, dict[int, str]]]
-"""Returns a value for every row of messages and their fields, and by row why it has none."""
+"""Returns a value for every row of messages and their fields, and the reasons for rows without one."""
 
 
 def _of_first(
     read: Read, rows: MessageBatch, fields: pa.RecordBatch, first: Int64s | None
 ) -> tuple[pa.Array, dict[int, str]]:
-    """Read only the first row of every message, because all its rows go to one block, which acknowledges it."""
+    """Read only the first row of every message, because all its rows must be in one block, which acknowledges it."""
     if first is None:
         return read(rows, fields)
     firsts, numbers = np.unique(first, return_inverse=True)
@@ -206,7 +206,7 @@ def _of_first(
 def _row_by_row(
     read: Read, rows: MessageBatch, fields: pa.RecordBatch, otherwise: pa.Array
 ) -> tuple[pa.Array, dict[int, str]]:
-    """Read all rows; if `read` raises, each alone to find the bad ones, whose values are those of `otherwise`."""
+    """Read all rows; if `read` raises, read each alone to find the bad ones, which get the values of `otherwise`."""
     try:
         with plugins.user_code(ValueError):
             return read(rows, fields)
@@ -224,9 +224,9 @@ def _row_by_row(
 
 
 def _without_bulk(batch: MessageBatch, sizes: Int64s, decoded: Decoded) -> Decoded:
-    """Fail a message whose envelope of `sizes` bytes, repeated in each of its rows, would take over `ENVELOPE_BYTES`.
+    """Fail a message whose envelope of `sizes` bytes, repeated in each of its rows, exceeds `ENVELOPE_BYTES`.
 
-    Raises BatchTooWideError when several messages together would.
+    Raises BatchTooWideError if only several messages together exceed it.
     """
     messages = decoded.messages
     if messages is None or len(messages) <= len(batch):
@@ -245,7 +245,7 @@ def _without_bulk(batch: MessageBatch, sizes: Int64s, decoded: Decoded) -> Decod
 
 
 def first_rows(messages: pa.Int32Array | None) -> Int64s | None:
-    """Return for every row the first row of its message; None when every message has one row."""
+    """Return for every row the first row of its message; None if every message has one row."""
     if messages is None:
         return None
     origin = messages.to_numpy()
@@ -257,7 +257,7 @@ def _take(batch: MessageBatch, indices: pa.Int32Array) -> MessageBatch:
 
 
 def rows_of(batch: MessageBatch, messages: pa.Int32Array, first: Int64s | None) -> MessageBatch:
-    """Return the envelope of each row; a message's payload is in its first row only, or memory would not suffice."""
+    """Return the envelope of each row; to save memory, only a message's first row has its payload."""
     if first is None:
         return _take(batch, messages)
     later = first != np.arange(len(first))
@@ -268,7 +268,7 @@ def rows_of(batch: MessageBatch, messages: pa.Int32Array, first: Int64s | None) 
 
 
 def _span(batch: MessageBatch) -> Sequence[tuple[int, int]]:
-    """Sequence and timestamp of the batch's first and last message in the stream."""
+    """Return sequence and timestamp of the batch's first and last message in the stream."""
     if not len(batch):
         return ()
     seqs, timestamps = batch.column(layout.SEQ), batch.column(layout.TIMESTAMP)

@@ -1,7 +1,7 @@
-"""Read ranges of sequences of an archive as a streaming query does: in order from batch to batch, each message once.
+"""Read ranges of an archive's sequences for streaming queries: in order from batch to batch, each message once.
 
-A batch is read from the objects whose names reach into its range. Copies are told apart within each task, which has a
-part of the range. A task whose objects vanish plans its part again, or fails once it has rows; the next attempt plans.
+A batch is read from the objects whose names overlap its range. Copies are dropped within each task, which has a part of
+the range. If objects vanish, a task plans its part again, or fails once it has returned rows; the next attempt plans.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _ROWS_PER_TASK = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchivedPartition(InputPartition):
-    """A part of a batch: what `plan` reads of its range of sequences."""
+    """A part of a batch: a range of sequences and its `plan`."""
 
     plan: ReadPlan
 
 
 @dataclass(slots=True, kw_only=True)
 class ArchivedMessages:
-    """Plans and reads ranges of a stream's archive with the columns of `table`; `columns` are those of the result."""
+    """Plans and reads ranges of a stream's archive with the columns of `table`; `columns` are the result's."""
 
     files: ArchiveFiles
     stream: str
@@ -45,35 +45,33 @@ class ArchivedMessages:
     columns: Sequence[str]
     selection: Selection
     listing: Objects | None = None
-    """The last list, which has everything up to `listed_to`."""
+    """The last listing, which is complete up to `listed_to`."""
     listed_to: int = 0
 
     def partitions(self, first: int, last: int, keep: Keep | None, parts: int) -> list[ArchivedPartition]:
         """Divide the messages from `first` to `last` among up to about `parts` tasks. Raises JetcaptureError."""
         listing = self._listed(last)
         whole = self.planned(first, last, keep, listing)
-        if any(name not in listing for name in whole.names):  # of a new list: objects have been compacted
+        if any(name not in listing for name in whole.names):  # from a new listing, because objects have been compacted
             self.listing = None
         return [ArchivedPartition(plan=_within(whole, *span)) for span in _spans(whole.names, first, last, parts)]
 
     def planned(self, first: int, last: int, keep: Keep | None, listing: Objects | None = None) -> ReadPlan:
-        """Plan to read messages from `first` to `last`. Raises JetcaptureError."""
+        """Plan a read of the messages from `first` to `last`. Raises JetcaptureError."""
         selection = replace(self.selection, seqs=(first, last))
         request = ReadRequest(files=self.files, stream=self.stream, selection=selection, columns=self.columns)
         return replace(request.plan(listing, table=self.table), keep=keep)
 
     def read(self, first: int, last: int, keep: Keep | None, made: ReadPlan | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the messages from `first` to `last`; `made` is a plan of them. Raises JetcaptureError."""
+        """Yield the rows of the messages from `first` to `last`; `made` is their plan. Raises JetcaptureError."""
         plans = [] if made is None else [made]
         yield from read_planned(lambda: plans.pop() if plans else self.planned(first, last, keep))
 
     def end(self, first: int, last: int, messages: int | None, size: int | None) -> int:
-        """Return the end, exclusive, of a batch that begins at `first`, or after it if nothing is there, and ends at
-        `last` or before.
+        """Return the exclusive end of a batch from `first` on, at most `last` + 1.
 
-        It has at most this many messages, and objects of about `size` bytes, as far as names and sizes tell. It ends
-        with the last listing if that has its beginning: a large archive is not listed for every batch. Raises
-        JetcaptureError.
+        By names and sizes, it has at most `messages` messages, and objects of about `size` bytes. It uses the last
+        listing if that covers `first`, so that a large archive is not listed for every batch. Raises JetcaptureError.
         """
         if messages is None and size is None:
             return last + 1
@@ -96,9 +94,9 @@ class ArchivedMessages:
         return max(end, int(firsts.min()) + 1)
 
     def _counted(self, first: int, last: int, messages: int) -> int:
-        """Return the sequence after at most this many messages from `first` on, by their sequences.
+        """Return the sequence after at most this many messages from `first` on, by reading their sequences.
 
-        Raises VanishedError after a compaction, for which the archive is listed again.
+        Raises VanishedError after a compaction; the caller then lists the archive again.
         """
         reader = PlanReader(
             files=self.files, table=self.table, columns=[layout.SEQ], bounds=(), keys=None, seqs=(first, last)
@@ -114,7 +112,7 @@ class ArchivedMessages:
         return last + 1 if len(seqs) <= messages else int(seqs[messages])
 
     def _listed(self, last: int) -> Objects:
-        """Return the objects; an earlier list as long as it has everything up to `last`."""
+        """Return the objects, from the last listing while it is complete up to `last`."""
         if self.listing is None or self.listed_to < last:
             self.listing = list_objects(self.files, self.stream, self.selection)
             self.listed_to = last
@@ -128,7 +126,7 @@ def _reaching(listing: Objects, first: int, last: int) -> list[ObjectName]:
 
 
 def _spans(names: Sequence[ObjectName], first: int, last: int, parts: int) -> list[tuple[int, int]]:
-    """Divide a range where no object reaches over, into parts with about as many rows each."""
+    """Divide a range, at sequences that no object spans, into parts with about equal numbers of rows."""
     rows = sum(name.rows for name in names)
     target = max(_ROWS_PER_TASK, -(-rows // max(1, parts)))
     spans, begin, end, count = [], first, first - 1, 0
@@ -142,7 +140,7 @@ def _spans(names: Sequence[ObjectName], first: int, last: int, parts: int) -> li
 
 
 def _within(plan: ReadPlan, first: int, last: int) -> ReadPlan:
-    """Return the part of a plan that reads these sequences."""
+    """Return the part of a plan for these sequences."""
     selection = replace(plan.selection, seqs=(first, last))
     objects = {name: file for name, file in plan.objects.items() if selection.may_hold_name(name)}
     return replace(

@@ -1,8 +1,8 @@
-"""Find up to which sequence a stream's archive is complete: messages before are archived, the others in the stream.
+"""Find the sequence up to which a stream's archive is complete; later messages are read from the stream.
 
-The watermark says it, of one incarnation of the stream. If that was created again, the archive has nothing of the
-present one, unless it was restored: then the archive has its messages as far as it was restored. The archive's notes of
-the stream's configuration list its incarnations, and which of them continue earlier ones.
+The watermark records it for one incarnation of the stream. The archive has nothing of a recreated stream, unless that
+was restored: then it has the restored messages. The archived stream configurations list the incarnations, and which of
+them continue earlier ones.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _EVERYTHING = 1 << 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnMessages:
-    """Chooses the messages of a stream, by the links between its incarnations; no erased ones."""
+    """Selects a stream's messages, by the links between its incarnations, without erased ones."""
 
     links: tuple[Link, ...] = ()
     erased: Erased = field(default_factory=Erased)
@@ -51,18 +51,18 @@ class OwnMessages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boundary:
-    """A stream's state, and how much of it is archived."""
+    """A stream's state, and the boundary of its archive."""
 
     stream: str
     state: StreamState
     archived: int
     """Everything up to this sequence is in the archive."""
     created: tuple[str, ...]
-    """Creation times of the incarnation that the stream is and those that it continues."""
+    """Creation times of the current incarnation and those that it continues."""
     own: OwnMessages
-    """Chooses the stream's messages in the archive."""
+    """Selects the stream's messages in the archive."""
     filters: tuple[tuple[int, tuple[str, ...]], ...]
-    """After which sequence the capture selects which subjects, in order; none for all."""
+    """The capture's subjects after each sequence, in order; none for all."""
 
     @property
     def end(self) -> int:
@@ -74,9 +74,9 @@ class Boundary:
         return self.state.origin
 
     def first_live(self, first: int, *, watched: bool) -> int:
-        """Return the first sequence from `first` on to read from the stream, which has everything after `archived`.
+        """Return the first sequence from `first` on to read from the stream.
 
-        Raises SourceError if it does not, unless it is not `watched`.
+        Raises SourceError if `watched` and the stream lacks messages after `archived`.
         """
         first = max(first, self.archived + 1)
         if watched:
@@ -84,7 +84,7 @@ class Boundary:
         return max(first, self.state.first)
 
     def segments(self, first: int, end: int) -> Iterator[tuple[int, int, tuple[str, ...]]]:
-        """Yield ranges of sequences, ends exclusive, of which the capture selects different subjects."""
+        """Yield ranges of sequences, ends exclusive, with the same selected subjects."""
         ends = [after + 1 for after, _ in self.filters[1:]]
         for (_, subjects), until in zip(self.filters, [*ends, end], strict=True):
             until = max(first, min(until, end))
@@ -94,22 +94,22 @@ class Boundary:
 
 
 class BoundaryFinder:
-    """Finds the boundary of a stream, again and again; `subjects` are the capture's, if no watermark says them."""
+    """Finds the boundary of a stream, repeatedly; `subjects` are the capture's, if no watermark records them."""
 
     def __init__(self, files: ArchiveFiles, stream: str, subjects: tuple[str, ...] = ()) -> None:
         self._files, self._stream, self._subjects = files, stream, subjects
-        self._noted: tuple[str, list[str]] | None = None  # what `_lives` follow from
+        self._noted: tuple[str, list[str]] | None = None  # the inputs of `_lives`
         self._lives: tuple[Life, ...] = ()
         self._erased = Erased()
 
     def find(self, session: Session) -> Boundary:
-        """Find it as of now.
+        """Find the current boundary.
 
-        Raises JetcaptureError, also for a stream whose acknowledged messages are gone: some that are stored already
-        leave it before the watermark says so.
+        Raises JetcaptureError, also for a stream that deletes acknowledged messages: stored ones leave it before the
+        watermark covers them.
         """
         files, stream = self._files, self._stream
-        mark = files.watermark(stream)  # before the stream's state, which is then beyond it
+        mark = files.watermark(stream)  # read before the stream's state, which is then beyond it
         if mark is not None:
             session.reads.know(stream, mark.origin)
         state: StreamState = session.run(session.reads.state(stream))
@@ -127,7 +127,7 @@ class BoundaryFinder:
         same = mark is not None and _is_of(mark, state)
         filters = (mark.filters if mark is not None and same else ()) or [(0, self._subjects)]
         if len(lives) > 1 and state.first_time < datetime.fromisoformat(state.created):
-            # what the stream was restored with, and still has, had been selected before
+            # restored messages were selected earlier
             filters = [(0, ()), *((max(after, lives[0].restored), subjects) for after, subjects in filters)]
         archived = 0
         if mark is not None:
@@ -143,7 +143,7 @@ class BoundaryFinder:
         )
 
     def _lineage(self, session: Session, state: StreamState) -> tuple[Life, ...]:
-        """Return the incarnations that the stream consists of, newest first."""
+        """Return the incarnations of the stream's messages, newest first."""
         configs, present = self._files.stream_configs(self._stream), state.created
         older = [config.created for config in reversed(configs) if moment(config.created) < moment(present)]
         if state.mirror or (configs and not older):
@@ -164,7 +164,7 @@ class BoundaryFinder:
 
 
 def is_same(files: ArchiveFiles, session: Session, boundary: Boundary, origin: Origin) -> bool:
-    """Whether a stream is that of `origin`, by its messages in the stream or in its archive. Raises JetcaptureError."""
+    """Whether a stream is that of `origin`, by messages in the stream or the archive. Raises JetcaptureError."""
     stream, sample = boundary.stream, origin.sample
     if origin.created == boundary.state.created or session.run(session.reads.is_same(stream, origin, boundary.state)):
         return True
@@ -184,7 +184,7 @@ def is_same(files: ArchiveFiles, session: Session, boundary: Boundary, origin: O
 
 
 def first_archived(files: ArchiveFiles, stream: str, selection: Selection, until: int = _EVERYTHING) -> int | None:
-    """Return the first archived sequence up to `until` with a message from the selection's start on; None without one.
+    """Return the first archived sequence up to `until` of a message after the selection's start; None without one.
 
     Raises JetcaptureError.
     """
@@ -207,15 +207,15 @@ def first_archived(files: ArchiveFiles, stream: str, selection: Selection, until
 
 
 def _is_of(mark: Watermark, state: StreamState) -> bool:
-    """Whether the watermark is of the stream's present incarnation."""
+    """Whether the watermark is of the stream's current incarnation."""
     return mark.created == state.created or (not mark.created and mark.time >= datetime.fromisoformat(state.created))
 
 
 async def _archived(reads: ReadSession, mark: Watermark, state: StreamState) -> int:
-    """Return the last sequence up to which the archive has everything.
+    """Return the sequence up to which the archive is complete.
 
-    The position of a watermark stays where nothing more matches the capture's filters, and its time goes on: with it,
-    what is gone from the beginning of the stream is known to be archived, or not to be selected.
+    Without matching messages, a watermark's position stays and its time advances. The time shows that messages removed
+    from the beginning of the stream are archived or were not selected.
     """
     if state.mirror or state.first <= mark.seq + 1:
         return mark.seq

@@ -30,9 +30,9 @@ from spark_jobs.datasource.options import ReadOptions
 
 _ENVELOPE = {layout.STREAM: pa.string(), **{field.name: field.type for field in ENVELOPE}, layout.ROW: pa.int32()}
 _SPARK_TYPES = {name: from_arrow_type(dtype).simpleString() for name, dtype in _ENVELOPE.items()}
-_SPARK_TYPES[layout.TIMESTAMP] = "timestamp_ltz"  # whatever spark.sql.timestampType is
+_SPARK_TYPES[layout.TIMESTAMP] = "timestamp_ltz"  # regardless of spark.sql.timestampType
 _DECLARED = {"tinyint": "int8", "smallint": "int16", "int": "int32", "float": "float32"}
-"""Spark's names of types that declared columns call otherwise."""
+"""Declared types for Spark's type names, where they differ."""
 _DECLARED_NAME = re.compile(rf"\b({'|'.join(_DECLARED)})(?=[,>]|$)")
 
 _SIGNED = {
@@ -41,11 +41,11 @@ _SIGNED = {
     pa.uint32(): pa.int64(),
     pa.uint64(): pa.decimal128(20, 0),
 }
-"""What is read in place of unsigned integers, which Spark does not have."""
+"""Types read in place of unsigned integers, which Spark lacks."""
 _OF_SCHEMA = [name for name, format_ in FORMATS.items() if "schema" in format_.needs]
-"""Formats whose schema says which columns there are."""
+"""Formats with a schema of columns."""
 _BY_POSITION = [name for name, format_ in FORMATS.items() if "header" in format_.takes]
-"""Formats whose columns may be fields in their order, without names."""
+"""Formats whose columns may be fields by position, without names."""
 
 
 def schema_text(options: ReadOptions) -> str:
@@ -77,13 +77,13 @@ def _decoder(options: ReadOptions, columns: Mapping[str, Mapping[str, str]]) -> 
 
 
 def _stored(decoder: Decoder) -> pa.Schema:
-    """The columns that a decoder makes."""
+    """Return the columns of a decoder."""
     nothing = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in ENVELOPE], schema=ENVELOPE)
     return decoder.decode(MessageBatch(stream="", rows=nothing)).fields.schema
 
 
 def _spark_types(schema: pa.Schema) -> dict[str, st.DataType]:
-    """Spark's types of a decoder's columns. Raises ConfigError when it has none for one of them."""
+    """Return Spark's types of a decoder's columns. Raises ConfigError for a type unknown to Spark."""
     try:
         return {field.name: from_arrow_type(rebuilt(field.type, lambda of: _SIGNED.get(of, of))) for field in schema}
     except PySparkTypeError as error:
@@ -103,7 +103,7 @@ class MessageColumns:
             if not field.nullable:
                 raise ConfigError(f"column {field.name}: published data cannot be declared NOT NULL")
             types[field.name] = field.dataType
-        # regardless of the session's case sensitivity: no decoded field becomes a column of such a name
+        # regardless of the session's case sensitivity: no decoded field gets such a name
         own = (*layout.ENVELOPE, *([layout.ROW] if _several_rows(options) else []))
         self._envelope = {name: name.lower() for name in types if name.lower() in own}
         fields = {name: kind for name, kind in types.items() if name not in self._envelope}
@@ -140,7 +140,7 @@ class MessageColumns:
                 yield from self._batches(batch.slice(low, high - low))
 
     def _batches(self, batch: MessageBatch) -> Iterator[pa.RecordBatch]:
-        """Yield the batch, in parts when it decodes to too much at once."""
+        """Yield the batch, in parts if it decodes to too much at once."""
         try:
             yield self._batch(batch)
         except BatchTooWideError:
@@ -173,7 +173,8 @@ class MessageColumns:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _column(self, fields: pa.RecordBatch, name: str, rows: int, places: pa.Int32Array | None) -> pa.Array:
-        """Return a decoded column with `rows` rows, taken from `places`, with the type that Spark expects."""
+        """Return a decoded column with `rows` rows, taken from the indexes `places`, with the type that Spark
+        expects."""
         of = self._schema.field(name).type
         stored = layout.field_name(name)
         if stored not in fields.schema.names:  # every message failed
@@ -191,7 +192,7 @@ class MessageColumns:
 
 
 def _with_failures(messages: pa.Int32Array, failures: Sequence[Failure]) -> tuple[pa.Int32Array, pa.Int32Array]:
-    """Return the message of each row, with a row for each failure, and where the row is: null for a failure."""
+    """Return the message of each row, with a row for each failure, and the decoded row's index: null for a failure."""
     origins = np.concatenate([messages.to_numpy(), np.array([failure.index for failure in failures], np.int32)])
     order = np.argsort(origins, kind="stable")
     places = pa.array(np.arange(len(origins), dtype=np.int32), mask=np.arange(len(origins)) >= len(messages))
@@ -201,9 +202,9 @@ def _with_failures(messages: pa.Int32Array, failures: Sequence[Failure]) -> tupl
 def _choose_decoder(
     options: ReadOptions, fields: Mapping[str, st.DataType]
 ) -> tuple[Decoder | None, dict[str, pa.DataType]]:
-    """Return what decodes `fields`, and the Arrow types that Spark expects. Raises ConfigError.
+    """Return the decoder of `fields`, and the Arrow types that Spark expects. Raises ConfigError.
 
-    Fields of a schema with the types that it gives them need no declaration.
+    Fields with the types in the format's schema need no declaration.
     """
     if not fields:
         return None, {}
@@ -230,7 +231,7 @@ def _declared(fields: Mapping[str, str], *, paths: bool) -> dict[str, dict[str, 
 def _type(name: str, kind: st.DataType) -> tuple[str, pa.DataType]:
     """Return a column's type, in the syntax of declared columns and as Spark expects it. Raises ConfigError."""
     text = _DECLARED_NAME.sub(lambda match: _DECLARED[match[1]], kind.simpleString())
-    with suppress(ValueError):  # a type, or a field's name, that columns cannot be declared with
+    with suppress(ValueError):  # a type or a field's name that cannot be declared
         if (type_ := parse_type(text)) == to_arrow_type(kind, timezone="UTC"):  # not with inner NOT NULL
             return text, type_
     raise ConfigError(f"column {name}: cannot be read as {kind.simpleString()}")

@@ -1,10 +1,10 @@
-"""The `jetcapture` data source: a stream from its archive, however long ago, and live after it, in pure Python.
+"""The `jetcapture` data source: a stream from its archive and then live, in pure Python.
 
     spark.readStream.format("jetcapture").option("config", "config.yaml").load()
 
-A streaming query reads in the order of sequences from batch to batch. Its offset is the next sequence, and which
-incarnation of which stream and archive that is of. What is archived by the watermark is read from objects, and the rest
-from the stream; a batch is read from where its messages are when it is read, so that they may leave the stream between.
+A streaming query reads in the order of sequences from batch to batch. Its offset is the next sequence, with the
+incarnation, stream and archive that it belongs to. Messages up to the watermark are read from objects, and the rest
+from the stream. The place is decided when a batch is read, because messages may leave the stream after it was planned.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class CombinedSource:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint belongs to: the options that say which messages there are."""
+        """The identity of a checkpoint: the options that select messages."""
         chosen = {name: value for name in ("keys", "start", "end") if (value := getattr(self.options, name))}
         return {"url": self.files.shown, "stream": self.stream, **chosen}
 
     def schema(self) -> st.StructType:
-        """Return the columns that the archive has now."""
+        """Return the archive's current columns."""
         request = ReadRequest(files=self.files, stream=self.stream, selection=self.selection)
         return spark_schema(request.plan().table.schema)
 
@@ -120,7 +120,7 @@ class CombinedSource:
         if isinstance(part, ArchivedPartition):
             first, last = part.plan.selection.seqs or (1, 0)
             task = TaskContext.get()
-            failed = task is not None and task.attemptNumber() > 0  # perhaps because objects of its plan are gone
+            failed = task is not None and task.attemptNumber() > 0  # perhaps because objects of its plan have vanished
             rows = self.archived.read(first, last, part.plan.keep, None if failed else part.plan)
         else:
             rows = self._live(cast("StreamPartition", part))
@@ -132,11 +132,11 @@ class CombinedSource:
             )
 
     def _live(self, part: StreamPartition) -> Iterator[pa.RecordBatch]:
-        """Read a part of the stream, or of the archive what has left the stream since."""
+        """Read a part from the stream, and messages that have left the stream since from the archive."""
         plan = self.archived.planned(1, 0, OwnMessages(erased=self.files.erased(self.stream)) or None)
         reader = replace(PlanReader.of(plan, self.table.schema.names), seqs=None)
         rows, first = StreamRows(config=self.config, reader=reader), part.first
-        options = self.reading.model_copy(update={"fail_on_data_loss": True})  # what has left the stream is noticed
+        options = self.reading.model_copy(update={"fail_on_data_loss": True})  # detect removed messages
         while first < part.end:
             try:
                 for after, some in live_rows(rows, options, replace(part, first=first)):
@@ -152,17 +152,17 @@ class CombinedSource:
                 elif options is self.reading or self.options.fail_on_data_loss:
                     raise
                 else:
-                    options = self.reading  # the rest of it, or nothing
+                    options = self.reading  # the rest of the part, or nothing
 
     def _after_loss(self, origin: Origin) -> Boundary | None:
-        """Find the boundary after messages have left the stream; None if there is none, or another one."""
+        """Find the boundary after messages have left the stream; None without the stream, or for another one."""
         with suppress(MissingStreamError), Session(self.reading, f"jetcapture spark {self.stream}") as session:
             boundary = self.finder.find(session)
             return boundary if is_same(self.files, session, boundary, origin) else None
         return None
 
     def _tell_removed(self, boundary: Boundary, first: int, last: int) -> None:
-        """Log which of these messages are gone from the archive on purpose."""
+        """Log which of these messages were removed from the archive on purpose."""
         expired = self.files.expired(self.stream)
         for low, high in () if expired is None else expired.ranges(boundary.created):
             if low <= last and high >= first:
@@ -182,7 +182,7 @@ class JetcaptureDataSource(DataSource):
         return "jetcapture"
 
     def schema(self) -> st.StructType:
-        """Return the columns of a read without a schema: those that the archive has now."""
+        """Return the columns of a read without a schema: the archive's current ones."""
         return CombinedSource(self.options).schema()
 
     def reader(self, schema: st.StructType) -> DataSourceReader:
@@ -196,7 +196,7 @@ class JetcaptureDataSource(DataSource):
 
 @one_line_errors
 class CombinedBatchReader(DataSourceReader):
-    """Everything up to the last message that the stream has now."""
+    """A read of everything up to the stream's current last message."""
 
     def __init__(self, source: CombinedSource, schema: st.StructType) -> None:
         source.opened(schema)
@@ -236,7 +236,7 @@ class CombinedStreamReader(StreamingRead):
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802  Spark's name
-        """Return `maxOffsetsPerTrigger` or `maxBytesPerTrigger`; both are kept to."""
+        """Return `maxOffsetsPerTrigger` or `maxBytesPerTrigger`; batches obey both."""
         options = self._source.options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -244,11 +244,11 @@ class CombinedStreamReader(StreamingRead):
         return ReadAllAvailable() if size is None else ReadMaxBytes(int(size))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
-        """Read only what there is now."""
+        """Read only up to the current end."""
         self._until = self._find().end
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
-        """Return the end of the next batch; `start` itself when there is nothing new."""
+        """Return the end of the next batch; `start` itself without new messages."""
         self._check(start)
         boundary, first = self._find(), int(start["seq"])
         self._check_same(start, boundary)
@@ -282,7 +282,7 @@ class CombinedStreamReader(StreamingRead):
         return boundary
 
     def _start(self, boundary: Boundary) -> int:
-        """Return where a new query begins."""
+        """Return the start of a new query."""
         options = self._source.options
         if (moment := options.starting_timestamp) is not None:
             files, stream = self._source.files, self._source.stream
@@ -296,7 +296,7 @@ class CombinedStreamReader(StreamingRead):
         return 1 if options.starting_offsets == "earliest" else int(options.starting_offsets)
 
     def _end(self, boundary: Boundary, first: int, limit: ReadLimit) -> int:
-        """Return the end of a batch, of the archive or the stream."""
+        """Return the end of a batch in the archive or the stream."""
         options = self._source.options
         messages = size = None
         if not isinstance(limit, ReadAllAvailable):

@@ -2,7 +2,7 @@
 
 An offset is the next sequence to read: `{"stream": "ORDERS", "created": "2026-…", "message": [100, …], "seq": 101}`
 means that everything before sequence 101 has been read. The stream is recognized by its creation time, or else by one
-of its messages: sequence, timestamp in microseconds, and the stream's creation time as the server gave it then.
+of its messages: sequence, timestamp in microseconds, and the stream's creation time on the server then.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ LAST_PER_SUBJECT = "last_per_subject"
 
 @dataclass(frozen=True, slots=True)
 class StreamPartition(InputPartition):
-    """The range that one task reads: sequences `first` to `end` (exclusive) of the stream of `origin`.
+    """One task's range: sequences `first` to `end` (exclusive) of the stream of `origin`.
 
-    `per_subject` keeps only messages that are the last of their subject when they are read. `subjects` are those that a
-    capture selects, empty for all.
+    `per_subject` keeps only messages that are the last of their subject when they are read. `subjects` are a capture's
+    filter subjects, empty for all.
     """
 
     first: int
@@ -60,11 +60,11 @@ class Positions:
         return self._session.run(self._session.reads.state(self._stream))
 
     def know(self, origin: Origin) -> None:
-        """Compare the stream with this one from now on."""
+        """Compare the stream with this origin from now on."""
         self._session.reads.know(self._stream, origin)
 
     def offset(self, state: StreamState, seq: int) -> dict[str, Any]:
-        """Return an offset, with a message of the stream that a query has read, if there is one."""
+        """Return an offset, with a message that a query has read, if any."""
         sample = state.ends.sample
         if sample is not None and state.first < seq <= state.last:
             time = self._session.run(self._session.reads.time_of(self._stream, seq - 1))
@@ -135,7 +135,7 @@ class Positions:
 
 
 class BatchEnds:
-    """Finds where batches end. Asks for the last matching message only after something was stored."""
+    """Finds the ends of batches. Requests the last matching message only after something was stored."""
 
     def __init__(self) -> None:
         self._known: tuple[tuple[str, ...], int] | None = None
@@ -145,7 +145,7 @@ class BatchEnds:
         """Return the end of a batch from `first` on: at most `end`, and at most `limit` messages later.
 
         Without matching messages there is no batch, unless the query falls behind by more than half of the stream:
-        when the stream then removes old messages, it would look as if unread ones were lost.
+        otherwise, old messages that the stream removes would look like lost unread ones.
         """
         if self._known != (positions.subjects, state.last):
             self._last, self._known = positions.last_match(state), (positions.subjects, state.last)
@@ -157,8 +157,8 @@ class BatchEnds:
 
 
 _EVERY_SUBJECT = ("*", "*.>")
-"""All subjects, as patterns for which the server searches for the last message. For `>` it only checks the last
-sequence, whose message may have been deleted."""
+"""All subjects, as patterns that make the server search for the last message. For `>` it only checks the last sequence,
+whose message may have been deleted."""
 
 
 def check_stream(stream: str, offset: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Have Spark show our errors in one line, without the traceback of the Python worker."""
+"""Make Spark show our errors in one line, without the traceback of the Python worker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ENTRIES = (
 
 
 def one_line_errors(entry: Entry) -> Entry:
-    """Have the methods that Spark calls of a data source, a reader or a writer raise JetcaptureError in one line."""
+    """Make a data source, reader or writer raise JetcaptureError in one line from the methods that Spark calls."""
     for name in _ENTRIES:
         if callable(method := vars(entry).get(name)):
             setattr(entry, name, _one_line(method))

@@ -46,9 +46,9 @@ def _upper(value: object) -> object:
 
 
 class WriteOptions(Section):
-    """Where rows go; `window` limits the unacknowledged messages of each task.
+    """The target of rows; `window` limits the unacknowledged messages of each task.
 
-    `format` is that of payloads made of columns.
+    `format` is the format of payloads made from columns.
     """
 
     model_config = ConfigDict(alias_generator=to_camel)
@@ -60,7 +60,7 @@ class WriteOptions(Section):
 
 
 class RangeOptions(Section):
-    """What part of a stream to read, and in which portions. `timeout`: seconds that NATS may be unavailable."""
+    """The part of a stream to read, and the size of batches. `timeout`: seconds that NATS may be unavailable."""
 
     model_config = ConfigDict(alias_generator=to_camel)
 
@@ -72,7 +72,7 @@ class RangeOptions(Section):
 
 
 class CombinedOptions(RangeOptions):
-    """The configuration of a capture, and what to read of its archive and stream; `keys` are separated by commas."""
+    """A capture's configuration, and the part of its archive and stream to read; `keys` are separated by commas."""
 
     config: str
     keys: str | None = None
@@ -118,7 +118,7 @@ class ReadOptions(RangeOptions):
         return self
 
     def decoding(self, columns: Mapping[str, Mapping[str, Any]]) -> DecodeConfig:
-        """Return how payloads are decoded to `columns`, as a capture's section `decode`. Raises ConfigError."""
+        """Return the section `decode` of a capture that decodes payloads to `columns`. Raises ConfigError."""
         given = {name: getattr(self, name) for name in _DECODING if getattr(self, name) is not None}
         if "schema_file" in given:
             given["schema"] = given.pop("schema_file")

@@ -41,8 +41,8 @@ def fetch(
 ) -> Iterator[tuple[str, Received]]:
     """Yield the messages of `part` in chunks: pairs of consumer name and messages.
 
-    `bare` omits payloads and headers. Raises SourceError when required messages are gone, or when expected messages do
-    not arrive for `options.timeout` seconds.
+    `bare` omits payloads and headers. Raises SourceError if required messages are gone, or if expected messages do not
+    arrive for `options.timeout` seconds.
     """
     wanted = StreamRange(
         stream=options.stream,
@@ -111,7 +111,7 @@ class BatchReader(DataSourceReader):
 
 
 class StreamingRead(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What streaming reads have in common: a connection, for the driver alone, and what Spark has been told."""
+    """Base of streaming reads: a connection, on the driver only, and the state reported to Spark."""
 
     def __init__(self, reading: ReadOptions) -> None:
         self._reading = reading
@@ -157,7 +157,7 @@ class StreamReader(StreamingRead):
         super().__init__(options)
         MessageColumns(options, schema)
         self._options, self._schema = options, schema
-        self._created = ""  # of the stream, when it was last asked for
+        self._created = ""  # the creation time when last requested
 
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
         """Return the start of a new query; the same on every call."""
@@ -172,7 +172,7 @@ class StreamReader(StreamingRead):
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  Spark's name
-        """Read only what the stream holds now."""
+        """Read only the stream's current messages."""
         self._until = self._state().last
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802  Spark's name
@@ -212,7 +212,7 @@ class StreamReader(StreamingRead):
         return state
 
     def _state_of(self, offset: Offset) -> StreamState:
-        """Return the state of the stream of an offset. Raises SourceError if it is another one."""
+        """Return the state of an offset's stream. Raises SourceError if the stream is another one."""
         stream = self._options.stream
         check_stream(stream, offset)
         self._positions.know(origin_of(offset))

@@ -1,7 +1,7 @@
 """Decode and route live messages as the capture does, into the rows that the archive will have.
 
-They have the columns of a plan of the archive, with the same types and by the same conversions as those of an object.
-Messages that go to the quarantine have no rows.
+The rows have the columns of a plan of the archive, with the same types and conversions as an object's rows. Messages of
+the quarantine have no rows.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class StreamRows:
     """Turns messages into rows. It can be pickled, for workers."""
 
     config: Config
-    """The capture's."""
+    """The capture's configuration."""
     reader: PlanReader
-    """Returns rows as those of an object."""
+    """Converts rows like those of an object."""
 
     def batches(self, chunks: Iterable[tuple[str, Received]], first: int, end: int) -> Iterator[tuple[int, Any]]:
-        """Yield for some messages after another the sequence after them, and their rows, in batches.
+        """Yield batches of rows, each with the sequence after its messages.
 
-        `chunks` are pairs of consumer name and messages, in the stream's order, of which those from `first` to `end`
-        (exclusive) are used, each once. Raises JetcaptureError if a column does not fit those of the archive.
+        `chunks` are pairs of consumer name and messages, in the stream's order; those from `first` to `end` (exclusive)
+        are used, each once. Raises JetcaptureError if a column does not fit the archive's.
         """
-        # keys are a column then, as they are in the result
+        # keys are then a column, as in the result
         block = self.config.block.model_copy(update={"bundles": 1})
         prepare = preparer(self.config.model_copy(update={"block": block}), None, None)
         for consumer, received in chunks:
@@ -57,7 +57,7 @@ class StreamRows:
                 yield first, list(self._rows(replace(prepare, consumer=consumer), some))
 
     def _rows(self, prepare: Preparer, received: Received) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of messages, in parts when they decode to too much at once."""
+        """Yield the rows of messages, in parts if they decode to too much at once."""
         try:
             prepared = prepare(received)
         except BatchTooWideError:
@@ -97,7 +97,7 @@ def reading_options(login: NatsConfig, stream: str, *, watched: bool, timeout: s
 
 
 def live_parts(boundary: Boundary, first: int, end: int, parts: int | None) -> list[StreamPartition]:
-    """Divide the messages from `first` to `end` (exclusive) that the capture selects among tasks."""
+    """Divide the capture's messages from `first` to `end` (exclusive) among tasks."""
     return [
         replace(part, subjects=subjects)
         for low, high, subjects in boundary.segments(first, end)

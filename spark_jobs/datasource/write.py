@@ -32,14 +32,14 @@ from spark_jobs.publishing.publish import publish_batches
 
 @dataclass(frozen=True, slots=True)
 class Published(WriterCommitMessage):
-    """A task's result: acknowledged messages, and how many of them were duplicates."""
+    """A task's result: numbers of acknowledged messages, and of duplicates among them."""
 
     published: int
     duplicates: int
 
 
 def prepared(options: WriteOptions, schema: st.StructType) -> Written:
-    """Return what makes messages of rows. Raises ConfigError for columns that cannot be sent."""
+    """Return the function that makes messages from rows. Raises ConfigError for columns that cannot be sent."""
     return Written(Rows(schema, options.subject or "{subject}", WRITTEN, format=options.format))
 
 

@@ -1,7 +1,7 @@
-"""Headers that are instructions to a server, and so are not published again with an archived message.
+"""Headers that are instructions to a server, and are not published again with an archived message.
 
-A server obeys them, or relies on them later, whoever publishes them: a rollup purges messages of the target stream, a
-fired schedule purges its schedule, a TTL removes the message. The list is that of nats-server 2.10 to 2.15.
+A server obeys them, or relies on them later, from any publisher: a rollup purges messages of the target stream, a fired
+schedule purges its schedule, a TTL removes the message. The list covers nats-server 2.10 to 2.15.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import pyarrow.compute as pc
 from jetcapture_py.jetstream.publish.frames import MESSAGE_ID, distinct_names, without
 
 MARKER = "Nats-Marker-Reason"
-"""On a server's marker that the last message of a subject is gone; in a bucket, that a key has no entry."""
+"""Header of a server's marker: the last message of a subject was removed; in a bucket, a key has no entry."""
 OBEYED = ("Nats-Rollup", "Nats-TTL", MARKER, "Nats-Incr", "Nats-Counter-Sources", "Nats-Schedule", "Nats-Scheduler")
-"""Instructions about the message, which a user may want to repeat, as well as `Nats-Schedule-*`."""
+"""Instructions about the message, which a user may want to repeat, besides `Nats-Schedule-*`."""
 NEVER = (MESSAGE_ID, "Nats-Pin-Id", "Nats-Stream-Source", "Nats-Request-Info", "Nats-Required-Api-Level")
-"""Instructions about one publish, or statements of a server about another one or about a delivery."""
+"""Instructions about one publish, or a server's statements about another publish or a delivery."""
 NEVER_PREFIXES = ("Nats-Expected-", "Nats-Batch-", "Nats-Trace-")
 
 _KEEPABLE = rf"{'|'.join(OBEYED)}|Nats-Schedule-[^:]*"
@@ -46,10 +46,9 @@ def instructs(header: str, kept: Collection[str] = ()) -> bool:
 def without_instructions(
     subjects: pa.Array, headers: pa.MapArray, kept: Collection[str] = ()
 ) -> tuple[pa.MapArray, pa.BooleanArray]:
-    """Remove instructions from the headers of messages to `subjects`; return also which messages had any.
+    """Remove instructions from the headers of messages to `subjects`; also return a mask of the messages with any.
 
-    A server's marker in a KV bucket becomes what a client writes for the same, because the key would otherwise get an
-    empty value.
+    A server's marker in a KV bucket becomes a client's deletion, because the key would otherwise get an empty value.
     """
     removed = {name for name in distinct_names(headers) if instructs(name, kept)}
     masks = [pc.map_lookup(headers, name, "first").is_valid() for name in removed]

@@ -1,8 +1,8 @@
-"""Make messages of rows, in Arrow: subject, payload, header lines and id; for `replay` and for the sink.
+"""Make messages from rows, in Arrow: subject, payload, header lines and id; for `replay` and for the sink.
 
-Two kinds of ids: of an archived message `<stream>:<seq>:<replay id>`, with `@` and the timestamp where sequences have
-started again, and with the row if every row is published; of a row without an id of its own, the write, the partition,
-its position in it, and a hash of the message.
+The id of an archived message is `<stream>:<seq>:<replay id>`, with `@` and the timestamp if sequences have started
+again, and with the row if every row is published. The id of a row without its own one is the write, the partition, the
+position in it, and a hash of the message.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from spark_jobs.reading.columns import find
 from spark_jobs.reading.row_json import encode_rows, encode_values, is_nested
 
 SUBJECT, PAYLOAD, HEADERS, ID = "subject", "payload", "headers", "id"
-"""Columns of a message; `HEADERS` are whole blocks, with the id; null without any."""
+"""Columns of a message; `HEADERS` are complete blocks, with the id; null without any."""
 TIME, SEQ, ROW, INSTRUCTED = "time", "seq", "row", "instructed"
 """Columns of an archived message: its timestamp in microseconds, its sequence, the row's number in the message, and
-whether headers have been removed as instructions to a server."""
+whether instructions to a server were removed from its headers."""
 SCHEMA = (
     f"{SUBJECT} binary, {PAYLOAD} binary, {HEADERS} binary, {ID} string, "
     f"{TIME} long, {SEQ} long, {ROW} int, {INSTRUCTED} boolean"
@@ -62,7 +62,7 @@ _ID_IN_HEADERS = TemplateKey(f"{{header.{MESSAGE_ID}}}")
 
 
 class Columns(NamedTuple):
-    """Names of the columns that make a message, in order of preference; `own` are no part of a row's JSON."""
+    """Names of a message's columns, in order of preference; `own` are not part of a row's JSON."""
 
     payloads: Sequence[str]
     headers: Sequence[str]
@@ -107,7 +107,7 @@ class Rows:
 
     @property
     def needed(self) -> list[str]:
-        """The columns that subjects, payloads and headers are made of."""
+        """The columns needed for subjects, payloads and headers."""
         fields = () if self.payload is not None else (self.names[number] for number in self._fields)
         return [*filter(None, {self._subject, self.headers, self.payload}), *self._in_subjects, *fields]
 
@@ -190,7 +190,7 @@ class Rows:
         return MessageBatch(stream="", rows=pa.RecordBatch.from_pydict(columns))
 
     def subjects(self, rows: pa.RecordBatch, headers: pa.MapArray | None) -> pa.StringArray:
-        """Return valid subjects. Raises SourceError with the row."""
+        """Return valid subjects. Raises SourceError with the invalid row."""
         fields, message = rows.rename_columns(self._aliases), self.message(rows, headers)
         subjects = self.template(message, fields)
         if subjects.null_count:
@@ -216,7 +216,7 @@ class Rows:
         return one_line(text.as_py().decode(), _MAX_SHOWN)
 
     def payloads(self, rows: pa.RecordBatch) -> pa.BinaryArray:
-        """Return payloads, null where their column is."""
+        """Return payloads; null if the column is null."""
         if self.payload is None:
             fields = st.StructType([self.schema[number] for number in self._fields])
             return encode_rows([rows.column(number) for number in self._fields], fields, _ENCODE[self._format])
@@ -237,13 +237,13 @@ def _is_headers(kind: st.DataType) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """Which subjects the target's streams take, and which of them the archive's capture would capture again."""
+    """The subjects that the target's streams accept, and those that the archive's capture would capture again."""
 
     streams: Mapping[str, Sequence[str]]
     ingested: Mapping[str, Sequence[str]]
 
     def check(self, subjects: pa.Array) -> None:
-        """Raise JetcaptureError for a subject that no stream takes, or that would be captured again."""
+        """Raise JetcaptureError for a subject that no stream accepts, or that would be captured again."""
         taken = self._matching(subjects, [pattern for patterns in self.streams.values() for pattern in patterns])
         if (row := pc.index(taken, False).as_py()) >= 0:
             raise JetcaptureError(f"no stream listens on {subjects[row]}")
@@ -265,8 +265,8 @@ class Archived:
     """Prepares rows for a replay, with the columns of `SCHEMA`.
 
     `recreated`: sequences have started again. `apart`: every row of a message is published, with its number in the id.
-    `kept` names instructions to a server that are published again. `targets` is None where all subjects are known to
-    be taken. `before`: nothing has been published yet when a row is refused.
+    `kept` are instructions to a server that are published again. `targets` is None if all subjects are known to be
+    accepted. `before`: a row is refused before anything is published.
     """
 
     rows: Rows
@@ -324,7 +324,7 @@ class Archived:
         return pa.RecordBatch.from_arrays(columns, names)
 
     def _escaped(self, rows: pa.RecordBatch, subjects: pa.StringArray) -> pa.Array:
-        """Return the subjects with the bytes of those in the quarantine that are not UTF-8."""
+        """Return the subjects, with the original bytes of quarantined ones that are not UTF-8."""
         stage = self.rows.find(layout.STAGE)
         if stage is None or all(part.kind not in ("subject", "token") for part in self.rows.template.parts):
             return subjects
@@ -334,7 +334,7 @@ class Archived:
     def _identity(
         self, streams: pa.Array, seqs: pa.Array, micros: pa.Array | None, numbers: pa.Array | None
     ) -> tuple[dict[str, pa.Array], pa.StringArray]:
-        """Return headers that say where messages are from, and message ids."""
+        """Return provenance headers and message ids."""
         texts = seqs.cast(pa.string())
         replay = pa.repeat(pa.scalar(self.replay_id), len(seqs))
         extra = {FROM_STREAM: streams, FROM_SEQ: texts}
@@ -351,7 +351,8 @@ class Archived:
 
 
 def _raw_lines(blocks: pa.BinaryArray, kept: Sequence[str]) -> tuple[pa.BinaryArray, pa.BooleanArray]:
-    """Return the lines of unparsable header blocks without instructions and provenance, and which had instructions."""
+    """Return the lines of invalid header blocks without instructions and provenance, and a mask of those that had
+    any."""
     lines: list[bytes | None] = []
     removed = []
     for raw in blocks.to_pylist():

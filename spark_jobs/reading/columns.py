@@ -20,9 +20,9 @@ def quoted(name: str) -> str:
 
 
 def find(name: str, names: Sequence[str]) -> str | None:
-    """Return the name in `names` that is `name` in any case, an exact match first; None if there is none.
+    """Return the name in `names` that matches `name`, exactly or else in any case; None without one.
 
-    Raises JetcaptureError when it may be either of two.
+    Raises JetcaptureError if several match.
     """
     if name in names:
         return name
@@ -33,7 +33,7 @@ def find(name: str, names: Sequence[str]) -> str | None:
 
 
 def header(name: str) -> Column:
-    """The first value of a message's header; null without it."""
+    """Return the first value of a message's header; null without it."""
     return sf.get(sf.col(layout.HEADERS)[name], sf.lit(0))
 
 

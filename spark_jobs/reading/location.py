@@ -47,7 +47,7 @@ class ArchiveLocation:
         return cls(files=files, spark_root=spark_root, settings=settings)
 
     def require(self, spark: SparkSession) -> None:
-        """Raise JetcaptureError with a remedy if Spark has no file system for this place.
+        """Raise JetcaptureError with a remedy if Spark has no file system for this location.
 
         With Spark Connect, that only shows on reading: see `explained`.
         """
@@ -57,7 +57,7 @@ class ArchiveLocation:
         context: Any = spark._jsc
         try:
             hadoop.org.apache.hadoop.fs.FileSystem.getFileSystemClass(self._scheme, context.hadoopConfiguration())
-        except Exception as error:  # py4j wraps whatever the class loader threw
+        except Exception as error:  # py4j wraps the class loader's exception
             raise JetcaptureError(_missing(self._scheme)) from error
 
     @contextmanager

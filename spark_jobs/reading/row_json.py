@@ -1,8 +1,7 @@
 """Encode rows and nested values as JSON. Nulls stay, timestamps are RFC 3339 in UTC, and binary is base64.
 
-`json_of` and `row_of` return Spark columns, in which numbers, Variants and intervals have the text that Spark gives
-them. What is published is made of Arrow batches, without Spark's expressions: `encode_rows` does the same there, with
-numbers and intervals as JSON and ISO 8601 have them.
+`json_of` and `row_of` return Spark columns, with Spark's text of numbers, Variants and intervals. Published rows are
+Arrow batches, without Spark's expressions: there `encode_rows` does the same, with JSON numbers and ISO 8601 intervals.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def inner_types(kind: st.DataType) -> list[st.DataType]:
 def encode_rows(
     columns: Sequence[pa.Array], schema: st.StructType, encode: Callable[[Any], bytes] = encode_json
 ) -> pa.BinaryArray:
-    """Encode each row as a JSON object, or as another format's with the same values.
+    """Encode each row as a JSON object, or as an object of another format with the same values.
 
     `columns` are Spark's Arrow columns of `schema`, all of the same length.
     """

@@ -1,12 +1,12 @@
-"""Spark's own reader on exactly the objects of a plan, however long a DataFrame is kept and whatever is refreshed.
+"""Read exactly the objects of a plan with Spark's own reader, regardless of later refreshes.
 
-Spark remembers directories, and lists them again at any time: `REFRESH TABLE`, or Spark Connect after some other
-queries. What was stored since would be read twice, and what was compacted would be missing. So Spark is given a list of
-files, in the one form in which it takes one: the log that a streaming query writes beside its output. It is read once,
-while the scan is planned, and nothing is ever listed.
+Spark remembers directories and may list them again at any time: on `REFRESH TABLE`, or in Spark Connect after some
+other queries. Then messages stored since would be read twice, and compacted ones would be missing. So Spark gets a list
+of files in the only form that it accepts: the log that a streaming query writes beside its output. The log is read
+once, while the scan is planned, and nothing is ever listed.
 
-Spark Connect, which plans on a server, gets the paths. A refresh leaves out those that are gone, so each query counts
-the objects first, and fails with "read it again" unless all of them are there.
+Spark Connect, which plans on a server, gets the paths. A refresh leaves out vanished objects, so each query first
+counts the objects, and fails with "read it again" unless all exist.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _ROWS_PER_TASK = 250_000
 _MIN_TASKS = 16
 """Minimum number of tasks that read with Arrow, if there are as many objects: tasks mostly wait for the store."""
 _COUNTED_BY_A_TASK = 4096
-"""Local objects whose status one task looks up, in some hundredths of a second."""
+"""Local objects whose status one task checks, in some hundredths of a second."""
 _STATUS = "path string, modificationTime timestamp, length long, content binary"
 _UNRESERVED = "_-!.~'()*,;:$&+=/@"
 """Characters of a path that Java does not escape in a URI."""
@@ -65,7 +65,7 @@ class Scans:
     native: bool
 
     def rows(self) -> DataFrame:
-        """The rows of the plan's objects, each message once."""
+        """Return the rows of the plan's objects, each message once."""
         plan = self.plan
         frames = [*self._frames(plan.whole), *self._frames(plan.parts)]
         if plan.shared:
@@ -78,14 +78,14 @@ class Scans:
         return reduce(DataFrame.union, frames) if frames else nothing
 
     def _frames(self, names: Iterable[ObjectName]) -> Iterator[DataFrame]:
-        """These objects, or the plan's parts of them: a frame for each layout and reader."""
+        """Return DataFrames of these objects, or the plan's parts of them: one per layout and reader."""
         schema_of, keys, drifts = self.plan.schema_of, self.plan.selection.keys, cache(self.plan.table.drifts)
         alike: dict[tuple[bool, bool], list[ObjectName]] = defaultdict(list)
         for name in names:
             alike[bool(name.bundle), self.native and not drifts(schema_of[name])].append(name)
         for (bundled, native), members in alike.items():
             frame = self._natively(members, bundled) if native else self._with_arrow(members)
-            if bundled and keys is not None:  # by which Spark skips row groups and pages
+            if bundled and keys is not None:  # lets Spark skip row groups and pages
                 listed = sf.col(layout.KEY).isin([key for key in keys if key is not None])
                 frame = frame.where(listed | sf.col(layout.KEY).isNull() if None in keys else listed)
             yield frame
@@ -114,8 +114,8 @@ class Scans:
         return (_within(frame, parts) if parts else frame).drop(layout.BUNDLE)
 
     def _from_list(self, reader: DataFrameReader, names: Sequence[ObjectName]) -> DataFrame | None:
-        """Load a list of files. None where Spark cannot be given one."""
-        # in the path of a stream with "=", a list of files would show one more partition column
+        """Load a list of files; None if Spark cannot take one."""
+        # with "=" in the stream's name, a list of files would have one more partition column
         if is_remote() or "=" in self.plan.directory:
             return None
         try:
@@ -136,9 +136,9 @@ class Scans:
             return frame.where(self._complete(paths))
 
     def _complete(self, paths: list[str]) -> Column:
-        """A condition that is true for each row, and fails the query if an object is gone.
+        """Return a condition that is true for each row, and fails the query if an object is gone.
 
-        It is about partition columns, so Spark evaluates it before it reads, and not for every row.
+        It uses partition columns, so Spark evaluates it before reading, and not for every row.
         """
         objects = self._reader(ignoreMissingFiles="true").format("binaryFile").schema(_STATUS).load(paths)
         if self.location.files.local:
@@ -154,7 +154,7 @@ class Scans:
 
     @contextmanager
     def _log(self, names: Sequence[ObjectName]) -> Iterator[str]:
-        """Make a directory that Spark takes for the output of a streaming query that wrote these objects."""
+        """Create a directory that looks to Spark like the output of a streaming query with these objects."""
         as_uri, lines = cache(_as_uri), ["v1"]
         for name in names:
             directory, _, base = name.path.rpartition("/")
@@ -183,7 +183,7 @@ def _as_uri(url: str) -> str:
 
 
 def _read_objects(reader: PlanReader, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Read the rows of the objects that `batches` name. Runs in a worker."""
+    """Read the rows of the objects named in `batches`. Runs in a worker."""
     for batch in batches:
         for row in batch.to_pylist():
             file = reader.files.at(row["path"])
@@ -192,10 +192,10 @@ def _read_objects(reader: PlanReader, batches: Iterable[pa.RecordBatch]) -> Iter
 
 
 def _within(frame: DataFrame, parts: Mapping[ObjectName, Sequence[Range]]) -> DataFrame:
-    """Keep the rows of each object that lie in its ranges, by a join with a table of the ranges.
+    """Keep each object's rows within its ranges, by a join with a table of the ranges.
 
-    A filter that lists ranges takes longer with each of them. The join's key is a block of sequences, because Spark
-    looks up a number faster than a name; few ranges share a block, so few names are compared.
+    A filter that lists ranges slows down with each of them. The join's key is a block of sequences, because Spark looks
+    up numbers faster than names; few ranges share a block, so few names are compared.
     """
     ranges = [(name.path.rpartition("/")[2], first, last) for name, spans in parts.items() for first, last in spans]
     most, shift = max(_BLOCKS, 2 * len(ranges)), _MIN_SHIFT

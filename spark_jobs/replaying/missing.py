@@ -1,7 +1,7 @@
-"""Find what a stream has lost of what its archive has: after a rewind, a fork, or damage that the server reports.
+"""Find archived messages that a stream has lost: by a rewind, a fork, or damage that the server reports.
 
-Messages that limits, purges or clients have removed are not lost. A message of the stream's incarnation counts as lost
-if the stream does not have it, and
+Messages removed by limits, purges or clients are not lost. A message of the stream's incarnation counts as lost if the
+stream does not have it, and
 
 - its sequence is beyond the stream's last one: the server rewound the stream;
 - or a later message got its sequence or a lower one: after a rewind, the stream took new messages;
@@ -48,7 +48,7 @@ from spark_jobs.reading.columns import header
 from spark_jobs.replaying.target import replayed_identities
 
 REPLAY_ID = "missing"
-"""The same for every run, so that another run finds what earlier ones have published."""
+"""The same id for every run, so that a run finds the messages published by earlier ones."""
 
 _OURS = f"\r\n{REPLAY}: {REPLAY_ID}\r\n".encode()
 _ROLLUP = "Nats-Rollup"
@@ -73,7 +73,7 @@ class StreamTail:
     last: int
     """Last sequence of the stream."""
     messages: MessageSet
-    """Those that the stream has from `first` on."""
+    """The stream's messages from `first` on."""
     replayed: pa.Table
     """Messages that an earlier replay has published to the stream."""
     newest: int
@@ -89,8 +89,8 @@ def read_tail(
 ) -> StreamTail:
     """Compare a stream with the archive's names and footers, and read the part of it that may have lost messages.
 
-    With `first`, everything from that sequence on is read. Raises JetcaptureError, also if nothing can be
-    given back to this stream.
+    With `first`, read everything from that sequence on. Raises JetcaptureError, also if no message can be published to
+    this stream again.
     """
     return asyncio.run(_read_tail(login, stream, ArchiveFiles(url, options), first))
 
@@ -98,7 +98,7 @@ def read_tail(
 async def _read_tail(login: NatsConfig, stream: str, storage: ArchiveFiles, first: int | None) -> StreamTail:
     async with ReadSession(login, "jetcapture replay", timeout=_TIMEOUT, connect_timeout=_CONNECT_TIMEOUT) as session:
         try:
-            with suppress(JetcaptureError):  # one that is damaged says nothing
+            with suppress(JetcaptureError):  # a damaged one is ignored
                 if (mark := await in_thread(storage.watermark, stream)) is not None:
                     session.know(stream, mark.origin)
             state, now = await session.state(stream), await contents(session, stream)
@@ -115,7 +115,7 @@ async def _read_tail(login: NatsConfig, stream: str, storage: ArchiveFiles, firs
 async def _first(
     session: ReadSession, stream: str, storage: ArchiveFiles, incarnation: Incarnation, now: StreamContents
 ) -> int:
-    """Return the first sequence that may be lost."""
+    """Return the first possibly lost sequence."""
     scan = await in_thread(survey, ObjectExaminer(storage, incarnation), stream, _MAX_SEQ)
     if scan.sequences.last is None:
         raise JetcaptureError(
@@ -159,7 +159,7 @@ async def _tail(
 
 
 def whole_messages(frames: Iterable[DataFrame], tail: StreamTail) -> DataFrame:
-    """Return the messages of archive and quarantine from the tail's first sequence on, with everything to publish."""
+    """Return the messages of archive and quarantine from the tail's first sequence on, with all columns to publish."""
     parts = []
     for frame in frames:
         if layout.PAYLOAD not in frame.columns:
@@ -176,7 +176,7 @@ def whole_messages(frames: Iterable[DataFrame], tail: StreamTail) -> DataFrame:
 
 
 def without_erased(frame: DataFrame, erased: Erased) -> DataFrame:
-    """Return rows without those of erased messages; all rows if they do not have their sequences and timestamps."""
+    """Drop the rows of erased messages; return all rows if sequences and timestamps are missing."""
     types = dict(frame.dtypes)
     if not erased or (types.get(layout.SEQ), types.get(layout.TIMESTAMP)) != ("bigint", "timestamp"):
         return frame
@@ -186,8 +186,8 @@ def without_erased(frame: DataFrame, erased: Erased) -> DataFrame:
 
 
 def find_missing(messages: DataFrame, tail: StreamTail, to_seq: int | None) -> pa.Table:
-    """Return which of the `messages` up to `to_seq` the stream has lost: sequence, timestamp in microseconds, and
-    whether it is a rollup."""
+    """Return the lost ones of the `messages` up to `to_seq`: sequence, timestamp in microseconds, and whether it is a
+    rollup."""
     ours = header(REPLAY) == REPLAY_ID
     raw = sf.contains(sf.col(layout.RAW_HEADERS), sf.lit(_ROLLUP.encode()))
     columns = messages.select(
@@ -199,7 +199,7 @@ def find_missing(messages: DataFrame, tail: StreamTail, to_seq: int | None) -> p
     ).toArrow()
     seqs, times = columns[SEQ].to_numpy(), columns[TIME].to_numpy()
     own = tail.incarnation.includes(seqs, times)
-    copies = columns.select(["from_seq", "from_time"])  # given back, and archived once more
+    copies = columns.select(["from_seq", "from_time"])  # published again, and archived again
     done = MessageSet.union(map(_messages, (tail.replayed.select([SEQ, TIME]), copies)))
     lost = lost_messages(MessageSet(seqs[own], times[own]), tail.messages, tail.last, tail.lost).without(done)
     lost = lost.where(lost.seqs <= (_MAX_SEQ if to_seq is None else to_seq))
@@ -208,8 +208,8 @@ def find_missing(messages: DataFrame, tail: StreamTail, to_seq: int | None) -> p
 
 
 def lost_messages(archived: MessageSet, stream: MessageSet, last: int, reported: Seqs) -> MessageSet:
-    """Return those of the `archived` messages, of one incarnation, that a stream has lost whose last sequence is
-    `last`. `reported` are sequences that the server reports as lost."""
+    """Return the lost ones of the `archived` messages of one incarnation. `last` is the stream's last sequence, and
+    `reported` are sequences that the server reports as lost."""
     both = MessageSet.union([archived, stream])
     again = np.flatnonzero(np.diff(both.seqs) == 0) + 1  # a second message with the same sequence, and later
     latest = np.maximum.accumulate(both.times[again])
@@ -220,12 +220,12 @@ def lost_messages(archived: MessageSet, stream: MessageSet, last: int, reported:
 
 
 def _messages(table: pa.Table) -> MessageSet:
-    """Return the messages of a table's two columns; rows with a null are none."""
+    """Return the messages of a table's two columns, without rows with a null."""
     return MessageSet(*(column.cast(pa.int64()).to_numpy() for column in table.drop_null().columns))
 
 
 def check_overwritten(tail: StreamTail, missing: pa.Table, keep_headers: Collection[str]) -> None:
-    """Raise JetcaptureError if what is published now, with `keep_headers`, would replace newer messages."""
+    """Raise JetcaptureError if publishing with `keep_headers` would replace newer messages."""
     oldest = missing[TIME].to_numpy().min(initial=_MAX_SEQ)
     lost = missing.num_rows
     rollups = not instructs(_ROLLUP, keep_headers) and pc.any(missing[ROLLUP]).as_py()
@@ -247,7 +247,7 @@ def select_missing(messages: DataFrame, missing: pa.Table) -> DataFrame:
 
 
 def describe_missing(tail: StreamTail, missing: pa.Table) -> str:
-    """Describe what is missing, in one line."""
+    """Describe the missing messages in one line."""
     if not missing.num_rows:
         return f"stream {tail.stream} has lost no archived messages, or has them back"
     ranges = bounds_of(np.unique(missing[SEQ].to_numpy())).tolist()
@@ -258,7 +258,7 @@ def describe_missing(tail: StreamTail, missing: pa.Table) -> str:
 
 
 def describe_published(tail: StreamTail, missing: pa.Table, last: int) -> str:
-    """Describe in one line how the messages differ now, of which the last one has sequence `last`."""
+    """Describe in one line how the published messages differ; the last one has sequence `last`."""
     seqs = missing[SEQ].to_numpy()
     if last == tail.last + len(seqs) and (np.sort(seqs) == np.arange(tail.last + 1, last + 1)).all():
         return "they have the sequences that they had, and new timestamps"

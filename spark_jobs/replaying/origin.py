@@ -21,9 +21,9 @@ def origin_of(url: str, stream: str, options: Mapping[str, Any], *, quarantine: 
     # within a bucket, the later incarnation of a recreated stream has the lower sequences
     ordered = [pair for pair in objects if not pair[0].event_time]
     ordered.sort(key=lambda pair: (pair[0].bucket, -pair[0].first_seq))
-    others = [file for name, file in objects if name.event_time]  # their buckets are in no order with incarnations
+    others = [file for name, file in objects if name.event_time]  # not in the order of incarnations
     created: dict[str, None] = {}
-    mark = files.watermark(stream)  # an archive that several captures share has objects of all of them in any order
+    mark = files.watermark(stream)  # an archive shared by several captures has their objects in any order
     consumers = dict.fromkeys(file.consumer for file in mark.files) if mark is not None else {}
     footers = [
         *_footers(files, [file for _, file in ordered]),

@@ -1,4 +1,4 @@
-"""Describe a replay before it publishes: counts, subjects and times, and what its target streams would do with it."""
+"""Describe a replay before it publishes: counts, subjects, times, and the effect on its target streams."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SAFE_WINDOW = 120.0
 
 _SHOWN = 5
 _SLICE = 10_000_000
-"""Microseconds of a slice of time in which a stream's sequences are compared."""
+"""Length of a time slice, in microseconds, in which a stream's sequences are compared."""
 
 
 def describe(messages: DataFrame, streams: Sequence[Stream], *, archived: bool) -> Iterator[str]:
-    """Yield what prepared messages would do, as lines of text. Runs two jobs."""
+    """Yield lines about the effect of prepared messages. Runs two jobs."""
     subjects = messages.groupBy(SUBJECT).agg(
         sf.count("*").alias("messages"),
         sf.sum(sf.length(PAYLOAD)).alias("size"),
@@ -58,7 +58,7 @@ def _time(microseconds: int) -> str:
 
 
 def warnings(streams: Iterable[Stream], *, archived: bool) -> Iterator[str]:
-    """Yield what may surprise about each stream. Rows that are `archived` messages get ids."""
+    """Yield possible surprises of each stream. Rows that are `archived` messages get ids."""
     for stream in streams:
         if stream.keeps_nothing:
             yield f"stream {stream.name} would store nothing: it has interest retention and no consumer"

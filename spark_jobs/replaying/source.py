@@ -1,4 +1,4 @@
-"""The rows of a replay in Spark: which columns they have, which are published already, and in which order they go."""
+"""The rows of a replay in Spark: their columns, the ones already published, and their order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from spark_jobs.reading.columns import find, quoted
 from spark_jobs.replaying.target import STREAM
 
 _MAX_TASKS = 8
-"""A server queues 10,000 messages per stream before it drops some; this many publish windows stay below that."""
+"""A server queues 10,000 messages per stream before it drops some; so many publish windows stay below that."""
 _BROADCAST = 5_000_000
 """Maximum number of identities of a resumed replay to broadcast; Spark chooses the join for more."""
 _TYPES = {layout.SEQ: "long", layout.TIMESTAMP: "timestamp", layout.ROW: "int"}
@@ -31,8 +31,8 @@ class Source:
     """The rows to publish.
 
     `archived`: they have a stream and a sequence, so that they get message ids and provenance. `ordered`: they also
-    have a timestamp to sort by. `apart`: every row of a message is published, because rows have more than the message
-    itself; otherwise only the first one.
+    have a timestamp to sort by. `apart`: every row of a message is published, because rows have more than the message;
+    otherwise only the first row is published.
     """
 
     frame: DataFrame
@@ -67,7 +67,7 @@ class Source:
             frame = frame.select(*(quoted(name) for name in names if name in needed))
             rows = Rows(frame.schema, template, columns, payload)
         original = rows.payload is not None and rows.payload == rows.find(layout.PAYLOAD)
-        wide = (*layout.ENVELOPE, layout.TIME, *layout.PARTITIONS)  # the same in all rows of a message
+        wide = (*layout.ENVELOPE, layout.TIME, *layout.PARTITIONS)  # equal in all rows of a message
         whole = original and all(part.kind != "field" or part.value in wide for part in rows.template.parts)
         return cls(
             frame=frame,
@@ -78,7 +78,7 @@ class Source:
         )
 
     def without(self, published: pa.Table) -> tuple[Source, int]:
-        """Remove rows that are in the target, by the columns of `Target.replayed`; return also how many these are."""
+        """Remove rows already in the target, by the columns of `Target.replayed`; also return their number."""
         columns: dict[str, Column] = {STREAM: self._column(layout.STREAM), SEQ: self._column(layout.SEQ)}
         if self.ordered:
             columns[TIME] = sf.unix_micros(self._column(layout.TIMESTAMP))
@@ -88,7 +88,7 @@ class Source:
         if not published.num_rows:
             return self, 0
         done = self.frame.sparkSession.createDataFrame(published)
-        done = done.fillna(0, [ROW]) if self.apart else done  # of a replay before any message had several rows
+        done = done.fillna(0, [ROW]) if self.apart else done  # from a replay before messages had several rows
         done = sf.broadcast(done) if published.num_rows <= _BROADCAST else done
         same = reduce(and_, (column == done[name] for name, column in columns.items()))
         return replace(self, frame=self.frame.join(done, same, "left_anti")), published.num_rows

@@ -1,4 +1,4 @@
-"""Query the target streams of a replay: their settings, and which of its messages they already have."""
+"""Query the target streams of a replay: their settings, and the messages that they already have."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from jetcapture_py.jetstream.wire.inbox import HEADERS
 from spark_jobs.publishing.prepare import FROM_ROW, FROM_SEQ, FROM_STREAM, FROM_TIME, REPLAY, ROW, SEQ, TIME
 
 STREAM = "stream"
-"""Column of `Target.replayed` with the stream that a message is from, besides `SEQ`, `TIME` and `ROW`."""
+"""Column of `Target.replayed` with a message's original stream, besides `SEQ`, `TIME` and `ROW`."""
 
 _NANOSECOND = 1_000_000_000
 _CONNECT_TIMEOUT = 3.0
@@ -37,8 +37,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
     """A target stream; `window` is its duplicate window in seconds, `last` its last sequence. `keeps_nothing`: it has
-    interest retention and no consumer. `feeds`: the streams that it sources or mirrors, with the subjects taken of
-    each."""
+    interest retention and no consumer. `feeds`: the streams that it sources or mirrors, with the subjects from each."""
 
     name: str
     subjects: tuple[str, ...]
@@ -70,19 +69,19 @@ class Target:
         return self._run(lambda session: _streams(session.api, pattern))
 
     def ingested(self, streams: Sequence[Stream], origin: Origin) -> dict[str, tuple[str, ...]]:
-        """Return those of `streams` that the archive's capture consumes, with the subjects that it takes of each.
+        """Return the `streams` that the archive's capture consumes, with the subjects from each.
 
-        A stream that the captured one sources or mirrors, itself or through others, is consumed as well.
+        They include streams that the captured one sources or mirrors, directly or through others.
         """
         return self._run(lambda session: _ingested(session.api, streams, origin))
 
     def replayed(self, streams: Sequence[Stream], pattern: str, replay_id: str) -> pa.Table:
-        """Read which messages of this replay the streams have, in the columns `STREAM`, `SEQ`, `TIME` and `ROW`."""
+        """Read the messages of this replay in the streams, as the columns `STREAM`, `SEQ`, `TIME` and `ROW`."""
 
         async def read(session: ReadSession) -> pa.Table:
             parts = [_NOTHING.empty_table()]
             for stream in streams:
-                end = (await session.state(stream.name)).last + 1  # with messages stored since the streams were listed
+                end = (await session.state(stream.name)).last + 1  # with messages stored since the listing
                 wanted = StreamRange(stream=stream.name, first=1, end=end, subjects=(pattern,), headers_only=True)
                 async with aclosing(RangeReader(session, wanted).messages()) as messages:
                     async for _, received in messages:
@@ -115,7 +114,7 @@ def stream_of(info: dict[str, Any]) -> Stream:
 
 
 def _feeds(config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return the streams of this account that a stream sources or mirrors, with the subjects that it takes of each."""
+    """Return the streams of this account that a stream sources or mirrors, with the subjects from each."""
     sources: dict[str, tuple[str, ...]] = {}
     for feed in origins(config):
         if not feed.get("external"):
@@ -159,7 +158,7 @@ async def _ingested(api: Api, streams: Sequence[Stream], origin: Origin) -> dict
 
 
 def _upstream(stream: Stream, known: Mapping[str, Stream]) -> dict[str, tuple[str, ...]]:
-    """Return the streams from which this one gets messages, with the subjects that are taken of each."""
+    """Return the streams that feed this one, with the subjects from each."""
     subjects_of: dict[str, tuple[str, ...]] = {}
     waiting = [stream]
     while waiting:

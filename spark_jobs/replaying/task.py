@@ -78,7 +78,7 @@ def _first_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _timed(batches: Iterable[pa.RecordBatch], pace: Pace) -> Iterator[pa.RecordBatch]:
-    """Add when each row is due, in microseconds after the first one."""
+    """Add each row's due time, in microseconds after the first one."""
     before: npt.NDArray[np.int64] | None = None
     due = 0.0
     for batch in batches:

@@ -4,12 +4,12 @@ A new format has an entry in `config.decoding.FORMATS`, and a module with
 
 - `make(config)`, which returns a `Decoder`, or raises ValueError with one line;
 - `SPLITS`, if its decoder does not split payloads of several rows: functions by values of `decode.rows`;
-- `OBJECT_FORMAT`, if it infers types, from which keys and times are read.
+- `OBJECT_FORMAT`, if it infers types, for reading keys and times.
 
-What msgspec reads as objects is decoded by `json_declared.ObjectDecoder`; `msgpack` is the example. So are dicts that a
-library makes of payloads without a schema: `msgspec.convert` makes objects of them. Others make rows of Python values
-with `common.decode_rows`, and columns of these with `common.assemble`; `protobuf` is the example. Before anything large
-is made of a few bytes, they call `bounds.check_values`.
+`json_declared.ObjectDecoder` decodes formats that msgspec reads as objects (example: `msgpack`), and dicts that a
+library makes of payloads without a schema, through `msgspec.convert`. Other formats make rows of Python values with
+`common.decode_rows`, and columns of these with `common.assemble` (example: `protobuf`). They call `bounds.check_values`
+before a few bytes become something large.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RawDecoder:
     """
 
     def decode(self, batch: MessageBatch) -> Decoded:  # noqa: ARG002  the protocol's signature
-        """All messages of `batch`, no fields."""
+        """Return all messages of `batch`, without fields."""
         return Decoded(fields=pa.RecordBatch.from_arrays([], names=[]))
 
 
@@ -78,7 +78,7 @@ def make_decoder(config: DecodeConfig) -> Decoder:
 
 
 def make_unpacker(config: DecodeConfig) -> Unpacker | None:
-    """Return what inflates and splits payloads before they are decoded; None where they are decoded as they are."""
+    """Return the function that inflates and splits payloads before decoding; None if not needed."""
     split = None
     if config.known is not None and config.rows != "one":
         split = getattr(module_of(config.known), "SPLITS", {}).get(config.rows)
@@ -92,5 +92,5 @@ def make_unpacker(config: DecodeConfig) -> Unpacker | None:
 
 
 def module_of(known: Format) -> Any:
-    """Return the module with a format's decoder; modules are imported where they are needed."""
+    """Return the module with a format's decoder; modules are imported on demand."""
     return import_module(f"{__name__}.{known.module}")

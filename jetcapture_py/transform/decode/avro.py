@@ -1,8 +1,8 @@
 """Decode Avro (specification 1.12) with a reader's schema: single datums and object container files.
 
-A datum names its writer's schema by single-object encoding, or by Confluent's wire format with a registry. Otherwise it
-must have been written with the reader's schema. A registry is a directory of `<id>.avsc` files, or a server with
-Confluent's HTTP API.
+Single-object encoding, or Confluent's wire format with a registry, names a datum's writer schema. Any other datum must
+have been written with the reader's schema. A registry is a directory of `<id>.avsc` files, or a server with Confluent's
+HTTP API.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Registry:
             raise ValueError("registry: the directory does not exist")
 
     def with_id(self, number: int) -> Any:
-        """Return the parsed JSON of the schema with that id. Raises ValueError if it is not available."""
+        """Return the parsed JSON of the schema with this id. Raises ValueError if unavailable."""
         self._check_missing(number)
         try:
             return self._fetch(number) if self._url is not None else _read(self._directory / f"{number}.avsc")
@@ -82,7 +82,7 @@ class Registry:
             raise self.missed(number, f"schema {number} cannot be read: {one_line(error)}") from None
 
     def with_fingerprint(self, mark: bytes, fingerprint: Callable[[Any], bytes]) -> Any | None:
-        """Return the directory's schema with that `fingerprint`; None without one. Raises ValueError."""
+        """Return the directory's schema with this `fingerprint`; None without one. Raises ValueError."""
         if self._url is not None:
             return None
         self._check_missing(mark)
@@ -96,7 +96,7 @@ class Registry:
             raise self.missed(mark, f"the schema in {path.name} cannot be read: {one_line(error)}") from None
 
     def _scan(self, fingerprint: Callable[[Any], bytes]) -> None:
-        """Read the directory again, if it changed since the last time, or after some time."""
+        """Re-read the directory if it has changed, or after some time."""
         try:
             changed = self._directory.stat().st_mtime_ns
         except OSError:
@@ -107,7 +107,7 @@ class Registry:
             try:
                 self._marks[fingerprint(_read(path))] = path
             except (OSError, ValueError, RecursionError):
-                continue  # messages with its id will say what is wrong with it
+                continue  # messages with its id report the problem
         self._scanned, self._scan_again = changed, time.monotonic() + _FORGET
 
     def _check_missing(self, key: int | bytes) -> None:
@@ -118,7 +118,7 @@ class Registry:
             raise ValueError(reason)
 
     def missed(self, key: int | bytes, reason: str) -> ValueError:
-        """Return the error that a schema cannot be had or used, and give it again for some time without looking."""
+        """Remember for `_FORGET` seconds that a schema is unavailable; return the error."""
         if len(self._missing) >= _MAX_MISSING:
             self._missing.clear()
         self._missing[key] = time.monotonic() + _FORGET, reason
@@ -163,7 +163,7 @@ _CONFLUENT = b"\x00"
 _MAX_SCHEMA = 1 << 20
 """Maximum bytes of a schema in a container."""
 _MAX_SCHEMAS = 256
-"""Maximum schemas of containers in the cache, including those that cannot be used."""
+"""Maximum schemas of containers in the cache, including unusable ones."""
 _MAX_SCHEMA_BYTES = 8 << 20
 """Maximum bytes of all schemas in the cache; parsed, they take about six times as much."""
 
@@ -181,7 +181,7 @@ class _Writer:
         start = stream.tell()
         try:
             value: Any = fastavro.schemaless_reader(stream, self.schema, None)
-            if self.reader is not None:  # to it, the library skips fields without looking whether they are there
+            if self.reader is not None:  # with it, the library skips fields without checking whether they exist
                 end = stream.tell()
                 stream.seek(start)
                 value = fastavro.schemaless_reader(stream, self.schema, self.reader)
@@ -294,7 +294,7 @@ class AvroDecoder:
         return _Writer(changed(plain, with_strict_enum), None if plain == self._reader else self._reader)
 
     def _foreign(self, schema: Any) -> _Writer:
-        """The writer's schema that came with messages. Raises ValueError."""
+        """Parse a writer's schema from a message. Raises ValueError."""
         check_size(schema)
         return self._writer(schema)
 

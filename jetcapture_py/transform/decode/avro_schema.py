@@ -1,7 +1,7 @@
 """Avro schemas (specification 1.12): checks, columns of their types, and container files.
 
-Logical types are taken off a schema before the library reads with it, and put on again as Arrow types: integers stay
-integers on the way, so that no value is out of a Python type's range. The library does not read container files,
+Logical types are removed from a schema before the library reads with it, and restored as Arrow types. Integers stay
+integers in between, so that no value exceeds a Python type's range. The library is not used for container files,
 because it decompresses blocks of any size.
 """
 
@@ -43,13 +43,13 @@ PRIMITIVES = {
 }
 _LOGICAL = ("logicalType", "precision", "scale")
 _NAMED = "__named_schemas"
-"""Where a parsed schema has its named types."""
+"""Key of the named types in a parsed schema."""
 _DAY = 86_400_000_000
 _MAX_DIGITS = 38
 
 
 def changed(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Return a schema with `change` applied to every type and field in it, the inner ones first."""
+    """Apply `change` to every type and field of a schema, inner ones first."""
     if isinstance(schema, list):
         return [changed(part, change) for part in schema]
     if not isinstance(schema, dict):
@@ -66,13 +66,13 @@ def without_logical(type_: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_strict_enum(type_: dict[str, Any]) -> dict[str, Any]:
-    """Return a type with its symbols by number: of a list, the library reads negative numbers as the last ones."""
+    """Return an enum with its symbols by number: in a list, the library reads negative numbers as the last symbols."""
     symbols = type_.get("symbols")
     return type_ | {"symbols": dict(enumerate(symbols))} if isinstance(symbols, list) else type_
 
 
 def shape_of(schema: Any, named: Named) -> Shape:
-    """The shape of values of a parsed schema with logical types. Raises ValueError when it cannot be stored."""
+    """Return the shape of a parsed schema with logical types. Raises ValueError if it cannot be stored."""
     return _Shapes(named).of(schema)
 
 
@@ -88,7 +88,7 @@ class _Shapes:
         self._named = named
 
     def of(self, schema: Any) -> Shape:
-        """The shape of a type."""
+        """Return the shape of a type."""
         if isinstance(schema, list):
             return self._union(schema)
         if isinstance(schema, str):
@@ -125,7 +125,7 @@ class _Shapes:
         return struct_shape(fields) if fields else _JSON
 
     def _union(self, branches: list[Any]) -> Shape:
-        """The shape of the one branch beside null, or of the wider one of two numbers; else JSON text."""
+        """Return the shape of the one branch besides null, or of the wider of two numbers; else JSON text."""
         kinds = [branch for branch in branches if branch not in ("null", {"type": "null"})]
         if len(kinds) == 1:
             return self.of(kinds[0])
@@ -136,7 +136,7 @@ class _Shapes:
 
 
 def _logical(schema: dict[str, Any]) -> Shape | None:
-    """The shape of a logical type; None for those that the specification says to ignore."""
+    """Return the shape of a logical type; None for types to ignore by the specification."""
     kind, logical = schema["type"], schema.get("logicalType")
     if logical == "decimal" and kind in ("bytes", "fixed"):
         return _decimal(schema)
@@ -169,7 +169,7 @@ def _decimal(schema: dict[str, Any]) -> Shape | None:
 
 
 def _numbers(of: pa.DataType, low: int, high: int, expected: str, multiply: int = 1, divide: int = 1) -> Shape:
-    """Numbers from `low` to below `high`; `multiply` over `divide` makes those of the type, rounded down."""
+    """Return the shape of numbers from `low` to below `high`, converted by `multiply` / `divide`, rounded down."""
     storage = pa.int32() if pa.types.is_date32(of) else pa.int64()
 
     def build(values: list[Any]) -> pa.Array:
@@ -214,13 +214,13 @@ _SHAPES: Mapping[tuple[str, str], Shape] = {
 
 
 _MAX_PARTS = 20_000
-"""Maximum JSON values, such as names and types, in a schema that comes with messages: about 4,000 fields."""
+"""Maximum JSON values, such as names and types, in a schema from messages: about 4,000 fields."""
 _MAX_EMPTY = 10
 """Maximum parts of a value without bytes, such as nulls outside of unions."""
 
 
 def check_size(schema: Any) -> None:
-    """Raise ValueError for a schema, as from JSON, that is too large to come with messages."""
+    """Raise ValueError for a parsed JSON schema from messages that is too large."""
     count, left = 0, [schema]
     while left:
         of = left.pop()
@@ -236,7 +236,7 @@ def check_size(schema: Any) -> None:
 def check_types(schema: Any, named: Named) -> None:
     """Raise ValueError for a parsed schema whose data can exhaust the stack or memory with a few bytes."""
     extent = _extent(schema, named, {})
-    if extent.levels > MAX_DEPTH:  # the library's compiled reader has one call on the stack for each
+    if extent.levels > MAX_DEPTH:  # the library's compiled reader makes one nested call per level
         raise ValueError(f"the schema nests deeper than {MAX_DEPTH} levels")
     if extent.empty > _MAX_EMPTY:
         raise ValueError(f"the schema has values of more than {_MAX_EMPTY} parts without bytes")
@@ -244,15 +244,15 @@ def check_types(schema: Any, named: Named) -> None:
 
 class _Extent(NamedTuple):
     levels: int
-    """Of records, arrays and maps."""
+    """Nesting levels of records, arrays and maps."""
     empty: int
     """Values without bytes in one value, itself included."""
     bare: bool
-    """Whether it has no bytes itself."""
+    """Whether the value itself has no bytes."""
 
 
 def _extent(of: Any, named: Named, known: dict[str, _Extent | None]) -> _Extent:
-    """Return the extent of a type's values; `known` has the records that were visited, None those that are."""
+    """Return the extent of a type's values; `known` has the visited records, with None for those in progress."""
     if isinstance(of, list):
         branches = [_extent(branch, named, known) for branch in of]
         levels = max((branch.levels for branch in branches), default=0)

@@ -1,8 +1,8 @@
-"""Bound the memory that decoding takes, from the bytes of payloads, before anything is built from them.
+"""Bound the memory of decoding by the bytes of payloads, before anything is built from them.
 
-A value takes about 16 bytes. A record in a list or a map takes as much as `RECORD` values, besides its fields, of which
-those that are missing take space in columns as well: a few bytes of a payload may become thousands. Several messages
-above the bound are decoded in smaller batches; a single one is quarantined.
+A value takes about 16 bytes. A record in a list or a map takes as much as `RECORD` values, besides its fields. Missing
+fields also take space in columns, so a few bytes of a payload may become thousands. Several messages above the bound
+are decoded in smaller batches; a single one is quarantined.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jetcapture_py.transform.batch import BatchTooWideError, Failure, MessageBat
 from jetcapture_py.transform.decode.common import owners_of, payloads_of, texts_of, views_of
 
 MAX_VALUES = 1 << 23
-"""Values that a batch may have; payloads of more than half as many bytes may have two for each byte."""
+"""Maximum values of a batch; larger payloads may have two values per byte."""
 RECORD = 16
 MAX_ROWS = 250_000
 """Maximum rows of one message, and of a batch of several messages."""
@@ -33,18 +33,18 @@ TOO_MANY = f"the payload expands to more than {MAX_VALUES:,} values"
 
 
 def max_values(size: int) -> int:
-    """Return how many values payloads of `size` bytes may have."""
+    """Return the maximum values of payloads of `size` bytes."""
     return max(MAX_VALUES, 2 * size)
 
 
 def check_values(count: int, size: int) -> None:
-    """Raise BatchTooWideError if payloads of `size` bytes may not have `count` values."""
+    """Raise BatchTooWideError if `count` values are too many for payloads of `size` bytes."""
     if count > max_values(size):
         raise BatchTooWideError(TOO_MANY)
 
 
 def check_count(count: int) -> None:
-    """Raise ValueError if a message cannot have so many rows."""
+    """Raise ValueError if `count` exceeds the maximum rows of a message."""
     if not count:
         raise ValueError("the payload has no rows")
     if count > MAX_ROWS:
@@ -60,14 +60,14 @@ class ObjectFormat:
     payloads: Callable[[MessageBatch], tuple[list[Any], dict[int, Failure]]]
     """Returns all payloads, and failures for those that cannot be decoded at all."""
     containers: Callable[[Bytes], tuple[int, int]]
-    """Counts the objects (or maps), and the lists, that an array of bytes begins at most."""
+    """Returns the maximum numbers of objects (or maps) and of lists in an array of bytes."""
     skeleton: Callable[[bytes], bytes | bytearray]
-    """Returns a payload without what its containers are not counted in."""
+    """Returns a payload reduced to the parts that matter for counting containers."""
     text: Callable[[bytes, bool], str | None]
-    """Returns the text of a value, also of a timestamp if asked for times; None for one that has none."""
+    """Returns the text of a value, with times also of a timestamp; None without a text."""
 
     def check(self, batch: MessageBatch, limit: int, *, objects: int, lists: int, reason: str = TOO_MANY) -> None:
-        """Raise BatchTooWideError if payloads may have more than `limit` values, with so many in a container.
+        """Raise BatchTooWideError if payloads may have more than `limit` values, given the values per container.
 
         Containers are counted more closely in a single message, which cannot be split.
         """
@@ -86,7 +86,7 @@ class ObjectFormat:
 
 
 def _json_containers(data: Bytes) -> tuple[int, int]:
-    """Return how many objects and lists an array of bytes begins at most, if it is JSON."""
+    """Return the maximum numbers of objects and lists in JSON bytes."""
     return int(np.count_nonzero(data == ord("{"))), int(np.count_nonzero(data == ord("[")))
 
 
@@ -123,12 +123,12 @@ JSON_FORMAT = ObjectFormat(
 
 
 def width(of: pa.DataType) -> int:
-    """Return how many values a column of the type has for each row; a list or a map is one."""
+    """Return the values per row of a column of the type; a list or a map counts as one."""
     return sum(width(field.type) for field in of) if pa.types.is_struct(of) else 1
 
 
 def heaviest(of: pa.DataType) -> int:
-    """Return the most that a record, list or map in lists and maps of the type takes; 0 if it has none."""
+    """Return the maximum weight of a record, list or map nested in lists and maps of the type; 0 without any."""
     if pa.types.is_struct(of):
         return max((heaviest(field.type) for field in of), default=0)
     if not pa.types.is_list(of) and not pa.types.is_map(of):

@@ -20,28 +20,28 @@ from jetcapture_py.text import one_line
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch
 
 REFUSALS = (ArithmeticError, TypeError, ValueError, RecursionError, msgspec.MsgspecError, pa.ArrowException)
-"""Errors that msgspec, Arrow and our checks raise for bad data; anything else is a bug or a dying process."""
+"""Errors of msgspec, Arrow and our checks for bad data; anything else is a bug or a dying process."""
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LONE_SURROGATE = re.compile(rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?:[^\\]|\\[^u]|\\u[^dD])")
 _ENDED = ("Input data was truncated", "JSON is malformed: unexpected end of")
-"""What msgspec also says about a lone surrogate."""
+"""Messages that msgspec also uses for a lone surrogate."""
 _LARGE = 512
-"""Minimum payload size in bytes at which a view is cheaper than a copy."""
+"""Payload size in bytes from which a view is cheaper than a copy."""
 _CONFLUENT_BYTES = 5
 """A zero byte and the id of a schema."""
 
 Row = TypeVar("Row")
 Read = Callable[[list[Any]], list[Any]]
-"""Reads one field of each of a list's records; None of None."""
+"""Maps records to the values of one field; None stays None."""
 Build = Callable[[Any], pa.Array]
-"""Makes a column of Python values, or of an array of texts, null for None.
+"""Builds a column from Python values, or from an array of texts; null for None.
 
-Raises `MisfitError` when values do not fit, or another of `REFUSALS`."""
+Raises `MisfitError` if values do not fit, or another of `REFUSALS`."""
 
 
 class MisfitError(ValueError):
-    """Values that do not fit their column: `rows` has the reason for each of them, by its position."""
+    """Values that do not fit their column; `rows` has the reasons by position."""
 
     def __init__(self, rows: dict[int, str]) -> None:
         super().__init__(next(iter(rows.values())))
@@ -50,15 +50,15 @@ class MisfitError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBatch(MessageBatch):
-    """The rows of messages as a batch of their own."""
+    """The rows of messages as a separate batch."""
 
     owners: Int32s
-    """The message of each, ascending."""
+    """The message of each row, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadColumn:
-    """A column, and how it is made of decoded messages."""
+    """A column, and how to build it from decoded messages."""
 
     name: str
     type: pa.DataType
@@ -74,11 +74,11 @@ class ReadColumn:
 
 
 Filled = tuple[ReadColumn, Any]
-"""A column with one value for each message that was decoded: a list, or an array of texts."""
+"""A column with one value per decoded message: a list, or an array of texts."""
 
 
 def failure(index: int, error: object, stage: str = "decode") -> Failure:
-    """A failure with the text of `error`, without the type of an exception where it has a text."""
+    """Return a failure with the text of `error`; the exception's type only if it has no text."""
     return Failure(index=index, stage=stage, error=one_line(str(error) or type(error).__name__))
 
 
@@ -89,15 +89,15 @@ def show(value: object) -> str:
 
 
 def payloads_of(batch: MessageBatch) -> list[bytes]:
-    """Every payload of `batch`; empty for null."""
+    """Return every payload of `batch`; empty for null."""
     payloads: list[bytes] = batch.column(layout.PAYLOAD).fill_null(b"").to_pylist()
     return payloads
 
 
 def texts_of(batch: MessageBatch) -> tuple[pa.BinaryArray, dict[int, Failure]]:
-    """Every payload of `batch` (empty for null), and the failures of those that are not UTF-8.
+    """Return every payload of `batch` (empty for null), and failures for those that are not UTF-8.
 
-    msgspec does not look at the bytes of strings it skips, so they are checked here, all at once.
+    msgspec does not check the bytes of skipped strings, so they are checked here, all at once.
     """
     column = batch.column(layout.PAYLOAD).fill_null(b"")
     failures: dict[int, Failure] = {}
@@ -113,7 +113,7 @@ def texts_of(batch: MessageBatch) -> tuple[pa.BinaryArray, dict[int, Failure]]:
 
 
 def views_of(column: pa.BinaryArray) -> list[Any]:
-    """Every value of a column without nulls; not copied where they are large."""
+    """Return every value of a column without nulls; large ones are not copied."""
     edges, text = text_of(column)
     if edges[-1] - edges[0] < _LARGE * len(column):
         return column.to_pylist()  # type: ignore[no-any-return]
@@ -122,7 +122,7 @@ def views_of(column: pa.BinaryArray) -> list[Any]:
 
 
 def without_mark(payloads: pa.BinaryArray) -> pa.BinaryArray:
-    """Return payloads without the byte order mark that some programs write before JSON."""
+    """Remove the byte order mark that some programs write before JSON."""
     if not pc.any(pc.starts_with(payloads, BYTE_ORDER_MARK)).as_py():
         return payloads
     return pa.array(
@@ -146,7 +146,7 @@ def _reason(error: object, payload: bytes, hint: str | None = "") -> str:
 def decode_each(
     decode: Callable[[Any], Row], payloads: list[Any], failures: dict[int, Failure], hint: str | None = ""
 ) -> list[Row | None]:
-    """Decode each payload; where `decode` raises, the row is None and `failures` has an entry; `hint` as in `_reason`.
+    """Decode each payload. If `decode` raises, the row is None and `failures` has an entry; `hint` as in `_reason`.
 
     All payloads go through one iterator, which continues after an error, so nothing is decoded twice.
     """
@@ -154,7 +154,7 @@ def decode_each(
     decoded = map(decode, payloads)
     while True:
         try:
-            rows.extend(decoded)  # keeps what came before an exception
+            rows.extend(decoded)  # keeps the results before an exception
         except REFUSALS as error:
             index = len(rows)
             failures.setdefault(index, failure(index, _reason(error, bytes(payloads[index]), hint)))
@@ -166,7 +166,7 @@ def decode_each(
 def decode_rows(
     decode: Callable[[Any], Row], payloads: list[Any], failures: dict[int, Failure], hint: str | None = ""
 ) -> tuple[Sequence[int], list[Any]]:
-    """Return the messages that can be decoded, and their rows; otherwise as `decode_each`."""
+    """Return the decodable messages and their rows; otherwise like `decode_each`."""
     rows = decode_each(decode, payloads, failures, hint)
     if not failures:
         return range(len(rows)), rows
@@ -175,7 +175,7 @@ def decode_rows(
 
 
 def require(conditions: pa.Array, values: Any, expected: str) -> None:
-    """Raise MisfitError for values (a list, or an array of texts) of which a condition is not true."""
+    """Raise MisfitError for values (a list, or an array of texts) that do not meet a condition."""
     if pc.all(conditions).as_py() is not False:
         return
     reasons = {}
@@ -186,16 +186,16 @@ def require(conditions: pa.Array, values: Any, expected: str) -> None:
 
 
 def owners_of(batch: MessageBatch) -> Int32s | None:
-    """Return the message of each row, if messages may have several; else None."""
+    """Return the message of each row if messages may have several rows; else None."""
     return batch.owners if isinstance(batch, RowBatch) else None
 
 
 def assemble(
     columns: Sequence[Filled], messages: Sequence[int], failures: dict[int, Failure], owners: Int32s | None = None
 ) -> Decoded:
-    """Build `columns`, whose values are those of `messages` in order; a value that does not fit fails its message.
+    """Build `columns` from the values of `messages` in order. A value that does not fit fails its message.
 
-    With `owners`, `messages` are rows of messages, of which only the first that fails is looked for.
+    With `owners`, `messages` are rows of messages; only the first failing row of a message is searched.
     """
     arrays: list[pa.Array] = []
     late: dict[int, Failure] = {}
@@ -221,7 +221,7 @@ def assemble(
 
 
 def _build(build: Build, values: Any, owners: Int32s | None) -> tuple[pa.Array, dict[int, str]]:
-    """The column, null where a value does not fit, and the reasons by position."""
+    """Return the column, with nulls for misfits, and the reasons by position."""
     bad: dict[int, str] = {}
     while True:
         try:
@@ -239,7 +239,7 @@ def _build(build: Build, values: Any, owners: Int32s | None) -> tuple[pa.Array, 
 
 
 def _misfits(build: Build, values: Any, error: Exception, owners: Int32s | None) -> dict[int, str]:
-    """Return which of `values`, for which `build` raised `error`, do not fit, and why; of a message, the first row."""
+    """Return the misfits among `values`, for which `build` raised `error`, with reasons; per message the first row."""
     if not isinstance(error, MisfitError):
         reasons = _search(build, values, owners)
         if not reasons:
@@ -253,9 +253,9 @@ def _misfits(build: Build, values: Any, error: Exception, owners: Int32s | None)
 
 
 def _search(build: Build, values: Any, owners: Int32s | None) -> dict[int, str]:
-    """Return which of `values` (a sequence that slices) `build` refuses, and why; of a message, the first row.
+    """Search `values` (a sequence that slices) for those that `build` refuses, with reasons; per message the first row.
 
-    By bisection: one bad value among n costs as much as building 2 n values, not n builds.
+    Bisection: one bad value among n costs as much as building 2 n values, not n builds.
     """
     reasons: dict[int, str] = {}
     checked = 0
@@ -284,7 +284,7 @@ def _search(build: Build, values: Any, owners: Int32s | None) -> dict[int, str]:
 
 
 def list_builder(of: pa.ListType, item: Build) -> Build:
-    """Return what builds a column of lists."""
+    """Return the builder of a column of lists."""
 
     def build(values: list[Any]) -> pa.Array:
         return pa.ListArray.from_arrays(offsets_of(values), _build_items(item, values, flatten(values)), type=of)
@@ -293,7 +293,7 @@ def list_builder(of: pa.ListType, item: Build) -> Build:
 
 
 def map_builder(of: pa.MapType, key: Build, item: Build) -> Build:
-    """Return what builds a column of maps; values are mappings."""
+    """Return the builder of a column of maps; values are mappings."""
 
     def build(values: list[Any]) -> pa.Array:
         names = [name for value in values if value for name in value]
@@ -305,7 +305,7 @@ def map_builder(of: pa.MapType, key: Build, item: Build) -> Build:
 
 
 def struct_builder(of: pa.StructType, fields: Sequence[tuple[Read, Build]]) -> Build:
-    """Return what builds a column of structs, by how each field is read and built."""
+    """Return the builder of a column of structs, given each field's reader and builder."""
 
     def build(values: list[Any]) -> pa.Array:
         children = [build(read(values)) for read, build in fields]
@@ -343,7 +343,7 @@ def _extension(value: object) -> dict[str, Any]:
 
 
 def offsets_of(values: Sequence[Sized | None]) -> pa.Array:
-    """Where each of `values` starts in the chain of all of them: int32, null for None, with the end appended."""
+    """Return Arrow list offsets of `values` (int32), with the end appended; None becomes null."""
     offsets: list[int | None] = []
     end = 0
     for value in values:
@@ -357,10 +357,10 @@ def offsets_of(values: Sequence[Sized | None]) -> pa.Array:
 
 
 def flatten(values: Sequence[Sequence[Any] | None]) -> list[Any]:
-    """The items of all lists among `values`, in order."""
+    """Return the items of all lists among `values`, in order."""
     return list(chain.from_iterable(value for value in values if value is not None))
 
 
 def struct_array(children: Sequence[pa.Array], of: pa.StructType, nulls: pa.Array) -> pa.Array:
-    """Structs of the type `of` with the columns `children`; null where `nulls` (boolean) is true."""
+    """Return structs of the type `of` with the columns `children`; null where `nulls` is true."""
     return pa.StructArray.from_arrays(list(children), fields=list(of), mask=nulls)

@@ -18,7 +18,7 @@ _GZIP = b"\x1f\x8b"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _SNAPPY_STREAM = b"\xff\x06\x00\x00sNaPpY"
 _MAX_MEMBERS = 1000
-"""Maximum members of a gzip payload: the rest of it is copied for each member."""
+"""Maximum members of a gzip payload, because the rest of it is copied for each member."""
 _CHECKSUM = 4
 """Length of zlib's checksum, which some Avro writers append to their data."""
 _USUAL = 32
@@ -66,7 +66,7 @@ def inflate_raw(data: bytes, limit: int) -> bytes:
 
 
 def _inflated(data: bytes, room: int, limit: int, wbits: int, name: str) -> tuple[bytes, bytes]:
-    """Return the content, and the bytes that follow the data; `room` is what is left of `limit`."""
+    """Return the content, and the bytes after the data; `room` is the rest of `limit`."""
     stream = zlib.decompressobj(wbits)
     try:
         content = stream.decompress(data, room + 1)

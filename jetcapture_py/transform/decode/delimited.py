@@ -41,11 +41,10 @@ _MAX_FIELDS = 10_000
 
 
 class DelimitedDecoder:
-    """Decodes records of fields; ValueError, one line, when a declaration is wrong.
+    """Decodes records of fields. Raises ValueError with one line for a wrong declaration.
 
-    With `header`, the first record of each message names its fields; without, `columns` are all fields in their order.
-    With `lines`, a message has one record or more, else exactly one. A field that is `null_text`, without quotes, is
-    null.
+    With `header`, the first record of each message names its fields; without, `columns` are all fields in order. With
+    `lines`, a message has one or more records, else exactly one. An unquoted field equal to `null_text` is null.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class DelimitedDecoder:
         self._complete = re.compile(rb"(?:(?:%b)(?:%b|\r?\n))*+" % (field, separator)).fullmatch
 
     def decode(self, batch: MessageBatch) -> Decoded:
-        """Decode every message of `batch`. BatchTooWideError when they have too many rows."""
+        """Decode every message of `batch`. Raises BatchTooWideError if they have too many rows."""
         texts, failures = texts_of(batch)
         payloads: list[bytes] = texts.to_pylist()
         if not self._header and not failures and (plain := self._plain(batch, payloads)) is not None:
@@ -101,12 +100,12 @@ class DelimitedDecoder:
         return decoded if not failures and len(owners) == len(batch) else of_messages(decoded, owners, failures)
 
     def _plain(self, batch: MessageBatch, payloads: list[bytes]) -> Decoded | None:
-        """Decode messages of one record each without quotes, twice as fast; None if they are not all such."""
+        """Decode messages of one record without quotes, twice as fast; None if any is different."""
         data = joined(batch.column(layout.PAYLOAD)).tobytes()
         if b'"' in data or b"\n" in data or b"\r" in data or not all(payloads):
             return None
         width = len(self._columns)
-        records = [payload.split(self._delimiter, width) for payload in payloads]  # one field too many tells enough
+        records = [payload.split(self._delimiter, width) for payload in payloads]  # one excess field suffices
         if set(map(len, records)) != {width}:
             return None
         arrays = [pa.array(values, pa.binary()) for values in zip(*records, strict=True)]
@@ -162,7 +161,7 @@ class DelimitedDecoder:
         return records[:-1]
 
     def _numbers(self, names: list[str]) -> list[int | None]:
-        """Return the field of each declared column in a header, None if it is not there. Raises ValueError."""
+        """Return the field number of each declared column in a header; None if missing. Raises ValueError."""
         if len(names) > _MAX_FIELDS:
             raise ValueError(f"the header names more than {_MAX_FIELDS} fields")
         sources = self._sources
@@ -240,7 +239,7 @@ def _floats(declared: pa.DataType) -> Build:
 
 
 def _decimals(declared: pa.Decimal128Type) -> Build:
-    """Let Arrow cast plain numbers of the right size: it is fast, but wraps around beyond 128 bits, and crashes for
+    """Let Arrow cast plain numbers of the right size: it is fast, but wraps around beyond 128 bits and crashes for
     large exponents.
     """
     whole, scale = declared.precision - declared.scale, declared.scale
@@ -269,7 +268,7 @@ def _each(texts: pa.StringArray, read: Callable[[str], Any]) -> list[Any]:
             values.append(None if text is None else read(text))
         except REFUSALS as error:
             bad[row] = str(error) or type(error).__name__
-            if len(bad) == _MAX_REASONS:  # those of one message, mostly
+            if len(bad) == _MAX_REASONS:  # mostly the header of one message
                 break
     if bad:
         raise MisfitError(bad)

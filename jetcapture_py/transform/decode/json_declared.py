@@ -67,12 +67,12 @@ YEAR_1, YEAR_10000 = -62_135_596_800_000_000, 253_402_300_800_000_000
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """How values of a declared type are read."""
+    """Reads the values of a declared type."""
 
     accepts: Any
     """The msgspec type of a value or null."""
     build: Build
-    """Makes the column of such values."""
+    """Builds the column from such values."""
 
 
 Special = Callable[[pa.DataType], Codec | None]
@@ -222,7 +222,7 @@ def timestamps(values: list[str | None]) -> pa.Array:
 
 
 def moments(texts: pa.StringArray) -> pa.TimestampArray:
-    """Convert RFC 3339 texts with zones, null for others; digits below a microsecond are dropped."""
+    """Convert RFC 3339 texts with zones, others to null; digits below a microsecond are dropped."""
     texts = pc.ascii_upper(texts)
     texts = pc.if_else(pc.match_substring_regex(texts, _MOMENT), texts, pa.scalar(None, pa.string()))
     if (pc.max(pc.binary_length(texts)).as_py() or 0) > _MAX_UTC:
@@ -247,7 +247,7 @@ def _epochs(unit: str) -> Build:
 
 
 def in_years(stamps: pa.Array, values: list[Any]) -> pa.Array:
-    """Return `stamps` if they are in the range of Spark and Python (years 1 to 9999). Raises MisfitError otherwise."""
+    """Return `stamps`. Raises MisfitError outside the range of Spark and Python (years 1 to 9999)."""
     numbers = stamps.cast(pa.int64())
     inside = pc.and_(pc.greater_equal(numbers, YEAR_1), pc.less(numbers, YEAR_10000))
     require(inside, values, _YEARS)
@@ -266,7 +266,7 @@ def _struct(declared: pa.StructType, special: Special) -> Codec:
 
 @dataclass(slots=True)
 class _Object:
-    """An object to decode: its fields by name, each the codec of a column or another object."""
+    """An object to decode: its fields by name, each a column's codec or another object."""
 
     fields: dict[str, _Object | Codec] = field(default_factory=dict)
 
@@ -331,7 +331,7 @@ class ObjectDecoder:
         self._width, self._heaviest = sum(map(width, types)), max(map(heaviest, types), default=0)
 
     def decode(self, batch: MessageBatch) -> Decoded:
-        """Decode every message of `batch`. Raises BatchTooWideError when that would take too much memory."""
+        """Decode every message of `batch`. Raises BatchTooWideError if that would take too much memory."""
         size = batch.column(layout.PAYLOAD).nbytes
         limit = max_values(size) - self._width * len(batch)
         if self._heaviest * size > limit:
@@ -349,9 +349,9 @@ class ObjectDecoder:
 def each_declared(
     columns: Mapping[str, Column], make: Callable[[str, Column, pa.DataType, list[str]], Made]
 ) -> list[Made]:
-    """Make the declared columns, each from its stored name, declaration, type, and the names on the path to its value.
+    """Build the declared columns, each from its stored name, declaration, type, and path of names to its value.
 
-    Raises ValueError with one line for a column that is wrong, or the same to Spark as another one.
+    Raises ValueError with one line for a wrong column, or one that Spark cannot distinguish from another.
     """
     made: list[Made] = []
     taken: dict[str, str] = {}
@@ -380,13 +380,13 @@ def each_declared(
 
 
 _MAX_COMMAS = 40 * MAX_ROWS
-"""Maximum commas in a JSON array: each may begin an element, which costs memory before they are counted."""
+"""Maximum commas in a JSON array: each may begin an element, which takes memory before it is counted."""
 _FEW_COMMAS = 4 * MAX_ROWS
 """Commas up to which elements are not counted first."""
 _json_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _Empty = msgspec.defstruct("Object", [], gc=False)
 _json_objects = msgspec.json.Decoder(list[_Empty]).decode  # type: ignore[valid-type]
-"""Decodes an array's elements, which must be objects, to as little memory as possible."""
+"""Decodes an array of objects into minimal memory, to count them."""
 
 
 def _lines(payload: bytes) -> Sequence[bytes]:

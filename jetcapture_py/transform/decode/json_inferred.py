@@ -1,9 +1,9 @@
-"""JSON without declared columns: learn the columns from the messages, and follow their drift.
+"""JSON without declared columns: infer the columns from the messages, and follow their drift.
 
-The types that a decoder has learned only ever become wider: int64 becomes double while a double holds every integer
-exactly. Types that do not fit together, and integers beyond int64, become a string column with the JSON text of every
-value that is not a string. Nothing is dropped, and no value changes. Fields that would make the columns grow without
-bound are stored as JSON text if they are nested; otherwise their messages are refused.
+Inferred types only ever become wider: int64 becomes double while a double holds every integer exactly. Incompatible
+types, and integers beyond int64, become a string column with the JSON text of every value that is not a string. Nothing
+is dropped, and no value changes. Fields that would make the columns grow without bound are stored as JSON text if they
+are nested; otherwise their messages are refused.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ A batch whose payloads have more bytes than this may have one value per byte."""
 MAX_CONTAINERS = 1 << 21
 """Maximum objects and lists in the payloads of a batch: three bytes of JSON become two hundred in Python."""
 _LARGE = 4 << 20
-"""Objects and lists are counted in batches with more bytes of payloads than this."""
+"""Objects and lists are counted in batches with larger payloads than this."""
 ARRAY_CELLS = 128
 """A column costs as much as this many values, even if it is shorter."""
 
@@ -76,7 +76,7 @@ _SCALARS = {
 class InferringDecoder:
     """Decodes all fields of messages; in MessagePack, `bin` and timestamps have their own column types.
 
-    A batch has the columns with a value in it, with the types learned so far in this process.
+    A batch has the columns with a value in it, with the types inferred so far in this process.
     """
 
     def __init__(self, reading: ObjectFormat = JSON_FORMAT) -> None:
@@ -87,7 +87,7 @@ class InferringDecoder:
         self._columns = pa.schema([])
 
     def decode(self, batch: MessageBatch) -> Decoded:
-        """Decode every message of `batch`. Raises BatchTooWideError when its columns would be too large."""
+        """Decode every message of `batch`. Raises BatchTooWideError if its columns would be too large."""
         size = batch.column(layout.PAYLOAD).nbytes
         if size > _LARGE:
             self._format.check(batch, MAX_CONTAINERS, objects=1, lists=1, reason=_TOO_MANY)
@@ -110,7 +110,7 @@ class InferringDecoder:
         return replace(assemble(columns, list(documents), failures, owners_of(batch)), columns=self._columns)
 
     def _refuse_excess(self, decoded: dict[int, dict[str, Any]], failures: dict[int, Failure]) -> None:
-        """Move documents whose new fields do not fit from `decoded` to `failures`."""
+        """Move documents with too many new fields from `decoded` to `failures`."""
         names = set(self._root.shapes)
         room = self._budget.names
         if _excess(set().union(*decoded.values()) - names, len(names), room) is None:
@@ -135,7 +135,7 @@ def _size(names: Iterable[str]) -> int:
 
 
 def _excess(new: AbstractSet[str], known: int, room: int) -> str | None:
-    """Return why an object with `known` fields cannot have the `new` ones as well; names may take `room` bytes."""
+    """Return why an object with `known` fields cannot also have the `new` ones; names may take `room` bytes."""
     if not new:
         return None
     size, longest = max((len(name.encode()), name) for name in new)
@@ -153,16 +153,16 @@ class SchemaBudget:
     """Limits on new columns, so that the schema cannot grow without bound."""
 
     fields: int = MAX_NESTED
-    """Nested fields that may still be added."""
+    """Remaining nested fields."""
     names: int = MAX_NAMES
-    """Bytes of field names that may still be added."""
+    """Remaining bytes of field names."""
     cells: int = MAX_CELLS
-    """Values that one batch may still have."""
+    """Remaining values of a batch."""
     changed: bool = False
     """Whether the known columns have changed."""
 
     def spend(self, columns: int, rows: int) -> None:
-        """Reserve the values of `columns` with `rows` rows. Raises BatchTooWideError when too few are left."""
+        """Reserve the values of `columns` with `rows` rows. Raises BatchTooWideError if too few remain."""
         self.cells -= columns * (rows + ARRAY_CELLS)
         if self.cells < 0:
             raise BatchTooWideError
@@ -184,7 +184,7 @@ class Fields:
         self._seen: Collection[str] = ()
 
     def widen(self, objects: Sequence[dict[str, Any]], depth: int, rows: int) -> dict[str, list[Any]]:
-        """Widen the types to fit `objects`, which are `depth` levels down in columns of `rows` rows."""
+        """Widen the types to fit `objects`, at nesting level `depth` in columns of `rows` rows."""
         seen = dict.fromkeys(chain.from_iterable(objects))
         self._budget.spend(len(seen), rows)
         for key in sorted(seen.keys() - self.shapes.keys()):
@@ -216,14 +216,14 @@ class Fields:
         return next(([(key, name, shape, of)] for key, name, shape, of in known if of is not None), [])
 
     def types(self, *, known: bool) -> list[tuple[str, pa.DataType]]:
-        """Return the name and type of each field that is not always null: all `known` ones, or those in this batch."""
+        """Return name and type of each field that is not always null: all `known` ones, or those in this batch."""
         if not known:
             return [(name, of) for _, name, _, of in self.nested()]
         fields = ((self._names[key], shape.type(known=True)) for key, shape in self.shapes.items())
         return [(name, of) for name, of in fields if of is not None]
 
     def release(self) -> None:
-        """Return the budget that these fields use."""
+        """Release these fields' budget."""
         self._budget.fields += len(self.shapes)
         self._budget.names += _size(self._names.values())
         for shape in self.shapes.values():
@@ -231,7 +231,7 @@ class Fields:
 
 
 class FieldShape:
-    """The type learned for one field: null, bool, int64, double, string, list or struct.
+    """The inferred type of one field: null, bool, int64, double, string, list or struct.
 
     `present` is true if the last batch has a value, `exact` if a double holds every integer seen so far.
     """
@@ -247,7 +247,7 @@ class FieldShape:
         self.fields: Fields | None = None
 
     def widen(self, values: Sequence[Any], depth: int, rows: int) -> None:
-        """Widen the type to fit `values`, which are `depth` levels down in a column of `rows` rows."""
+        """Widen the type to fit `values`, at nesting level `depth` in a column of `rows` rows."""
         present = [value for value in values if value is not None]
         self.present = bool(present)
         kind = self.kind
@@ -318,7 +318,7 @@ class FieldShape:
         return _SCALARS.get(self.kind)
 
     def build(self, values: list[Any]) -> pa.Array:
-        """Build the column of `values`, which must have been learned."""
+        """Build the column of `values`; its type must have been widened to them."""
         of = self.type()
         if self.kind == "list" and self.item is not None:
             return pa.ListArray.from_arrays(offsets_of(values), self.item.build(flatten(values)), type=of)
@@ -330,23 +330,23 @@ class FieldShape:
             return struct_array(children, of, pa.array([value is None for value in values], pa.bool_()))
         try:
             return pa.array(values, of)
-        except (TypeError, ValueError):  # what is to become JSON text
+        except (TypeError, ValueError):  # values that become JSON text
             return pa.array([v if v is None or isinstance(v, str) else json_text(v) for v in values], of)
 
 
 def _by_field(objects: Sequence[dict[str, Any]], names: Collection[str]) -> dict[str, list[Any]]:
-    """The values of each field of `objects`, null where one lacks it."""
+    """Return the values of each field of `objects`; null if missing."""
     if len(objects) * len(names) <= 4 * sum(map(len, objects)):
         return {name: [object_.get(name) for object_ in objects] for name in names}
     values: dict[str, list[Any]] = {name: [None] * len(objects) for name in names}
-    for row, object_ in enumerate(objects):  # many kinds of objects: look at what is there, not at all that is not
+    for row, object_ in enumerate(objects):  # many kinds of objects: iterate over existing fields only
         for name, value in object_.items():
             values[name][row] = value
     return values
 
 
 def _wider(known: str, kind: str) -> str:
-    """Return the narrowest kind that holds both."""
+    """Return the narrowest type that holds both."""
     if known in ("null", kind):
         return kind
     return "double" if {known, kind} == {"int64", "double"} else "string"

@@ -1,6 +1,6 @@
 """Read fields of JSON and MessagePack messages as text, each from its own message.
 
-For keys: the columns of a decoder that infers them depend on the messages before, and a key must not.
+For keys: inferred columns depend on earlier messages, and a key must not.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from jetcapture_py.transform.decode.common import REFUSALS, Read, without_mark
 from jetcapture_py.transform.decode.json_declared import reader, struct_type
 
 Sent = Sequence[msgspec.Raw | bytes | None]
-"""Values as they were sent; None where there is none."""
+"""Values as sent; None if missing."""
 
 
 class PayloadTexts:
     """Reads the fields `names` of messages that are objects.
 
-    A string gives its value; a number, true and false the text that was sent (in MessagePack, a number's shortest one);
-    all else, and a field that is missing, null. A name is the field's own, in its case. One with dots is a path through
-    objects, unless the message has a field that is called so. Of a repeated field the last one counts. With `times`,
-    timestamps of MessagePack give RFC 3339 text.
+    A string gives its value; a number, true and false give the text sent (in MessagePack, a number's shortest text);
+    anything else and a missing field give null. Names are case-sensitive. A name with dots is a path through objects,
+    unless the message has a field of that name. Of a repeated field the last one counts. With `times`, timestamps of
+    MessagePack give RFC 3339 text.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PayloadTexts:
         self._inner = {step: _fields([step], reading) for path in paths for step in path[1:]}
 
     def __call__(self, batch: MessageBatch) -> Mapping[str, pa.StringArray]:
-        """The texts of each field, one a message; of a message with several rows, those of the first."""
+        """Return the texts of each field, one per message; of a message with several rows, the first row's."""
         batch = batch if self._unpack is None else self._unpack(batch)
         fields = self._message(without_mark(batch.column(layout.PAYLOAD)).to_pylist())
         return {name: self._texts(self._follow(name, fields)) for name in self._names}
@@ -60,12 +60,12 @@ class PayloadTexts:
 
     def _texts(self, values: Sent) -> pa.StringArray:
         sent = pa.array([None if value is None else bytes(value) for value in values], pa.binary()).dictionary_encode()
-        texts = [self._format.text(value, self._times) for value in sent.dictionary.to_pylist()]  # most often, few
+        texts = [self._format.text(value, self._times) for value in sent.dictionary.to_pylist()]  # usually few
         return pa.array(texts, pa.string()).take(sent.indices)
 
 
 def _fields(names: Sequence[str], reading: ObjectFormat) -> Callable[[Sent], dict[str, Sent]]:
-    """Return a reader of these fields of objects; a payload that is no object, as a deletion may have, has none."""
+    """Return a reader of these fields of objects; a payload that is no object, such as a deletion's, has none."""
     readers: list[Read]
     try:
         type_: Any = struct_type([(name, msgspec.Raw) for name in names])

@@ -1,6 +1,6 @@
 """MessagePack: one map per message, with declared or inferred columns; the rules are those of JSON.
 
-Strict as JSON is. The bytes of strings in fields that are not declared are not looked at.
+As strict as JSON, except that strings in undeclared fields are not checked for UTF-8.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ SPLITS = {"array": _elements}
 
 
 def _containers(data: Bytes) -> tuple[int, int]:
-    """Return how many maps and lists an array of bytes begins at most, if it has payloads."""
+    """Return the maximum numbers of maps and lists in MessagePack bytes."""
     objects = np.count_nonzero((data & 0xF0 == 0x80) | (data & 0xFE == 0xDE))
     lists = np.count_nonzero((data & 0xF0 == 0x90) | (data & 0xFE == 0xDC))
     return int(objects), int(lists)
@@ -127,7 +127,7 @@ def _skeleton(payload: bytes) -> bytes | bytearray:
 
 
 def whole_microseconds(payload: bytes) -> bytes:
-    """Cut off the nanoseconds of a MessagePack payload's timestamps, which msgspec would round to microseconds."""
+    """Truncate a MessagePack payload's timestamps to microseconds, because msgspec would round them."""
     if not any(stamp in payload for stamp in _NANOSECONDS):
         return payload
     whole = bytearray(payload)
@@ -143,7 +143,7 @@ def whole_microseconds(payload: bytes) -> bytes:
 def _values(payload: bytes) -> Iterator[tuple[int, int]]:
     """Yield the start and end of each value of a payload, which may be damaged.
 
-    Of a map or list, the end is that of its head. Values of one byte come in runs, those of short maps and lists apart.
+    A map or list ends after its head. Values of one byte come in runs, with separate runs for short maps and lists.
     """
     offset = 0
     while offset < len(payload):
@@ -161,14 +161,14 @@ _RUNS = re.compile(rb"[\x80-\x9f]++|[\x00-\x7f\xc0\xc2\xc3\xe0-\xff]++")
 """Values of one byte, and maps and lists of up to 15 items."""
 _CONTAINERS = {*range(0x80, 0xA0), *range(0xDC, 0xE0)}
 _LONG = 0xDC
-"""The first byte from which containers have a length of their own."""
+"""The first byte from which containers have a separate length."""
 _NANOSECONDS = {b"\xd7\xff": (8, 34), b"\xc7\x0c\xff": (4, 0)}
-"""Beginnings of timestamps with nanoseconds: bytes of the number that has these, and the bits below them."""
+"""Heads of timestamps with nanoseconds: bytes of the number with the nanoseconds, and the bits below them."""
 _SIZES = {0xA0 + size: size for size in range(32)} | {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}
 _SIZES |= zip(range(0xCA, 0xD9), (4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 2, 3, 5, 9, 17), strict=True)
-"""Bytes after the first one of a text, number or extension whose length is not sent, and of a container."""
+"""Bytes after the first one of a text, number or extension of implicit length, and of a container."""
 _LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
-"""Bytes of the length that follows the first byte of other texts, bytes and extensions."""
+"""Bytes of the explicit length after the first byte of other texts, bytes and extensions."""
 
 
 def _text(data: bytes, times: bool) -> str | None:

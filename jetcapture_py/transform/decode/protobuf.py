@@ -1,7 +1,7 @@
 """Protocol Buffers: messages of a type in a descriptor set, parsed by Google's library.
 
-A message that is not of the type is refused where its bytes say so: damaged, invalid UTF-8, a field of another wire
-type, a required field that is missing. Fields that the type does not have are skipped, as is usual in this format.
+A message of another type is refused if its bytes show it: damage, invalid UTF-8, a field of another wire type, a
+missing required field. Unknown fields are skipped, as is usual in this format.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _NANOS = 1_000_000_000
 class ProtobufDecoder:
     """Decodes messages of the type `message` in the descriptor set `descriptors`, to `columns` of it, or to all fields.
 
-    Raises ValueError, one line, for a wrong declaration.
+    Raises ValueError with one line for a wrong declaration.
     """
 
     def __init__(self, descriptors: bytes, message: str, columns: Mapping[str, Column]) -> None:
@@ -79,7 +79,7 @@ class ProtobufDecoder:
         self._required = any(field.is_required for type_ in _types(descriptor) for field in type_.fields)
 
     def decode(self, batch: MessageBatch) -> Decoded:
-        """Decode every message of `batch`. BatchTooWideError when there are too many rows of so many columns."""
+        """Decode every message of `batch`. Raises BatchTooWideError if rows times columns are too many."""
         check_values(self._width * len(batch), batch.column(layout.PAYLOAD).nbytes)
         payloads, failures = payloads_of(batch), dict[int, Failure]()
         messages, rows = decode_rows(self._message, payloads, failures)
@@ -131,7 +131,7 @@ def make(config: DecodeConfig) -> ProtobufDecoder:
 
 
 def _pool(descriptors: bytes) -> Any:
-    """Return the types of a descriptor set, which may lack those of Google's own files. Raises ValueError."""
+    """Return the types of a descriptor set, which may omit Google's own files. Raises ValueError."""
     modules = (any_pb2, duration_pb2, empty_pb2, field_mask_pb2, struct_pb2, timestamp_pb2, wrappers_pb2)
     files = {
         module.DESCRIPTOR.name: descriptor_pb2.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
@@ -167,7 +167,7 @@ def _pool(descriptors: bytes) -> Any:
 def _check(descriptor: Any) -> Callable[[Any], None]:
     """Return a check that raises ValueError for messages with a known field of another wire type.
 
-    The library keeps those as unknown fields, and the numbers that an enum does not have: alone, or in entries of maps.
+    The library keeps such fields as unknown, as well as unknown enum numbers: alone, or in entries of maps.
     """
     wires = {field.number: _enum_wire(field) for field in descriptor.fields}
     inner = [
@@ -245,7 +245,7 @@ def _field_reader(field: Any, *, presence: bool) -> Read:
 
 
 class _Shapes:
-    """Shapes of types; `pool` has those that an `Any` may hold."""
+    """Shapes of types; `pool` has the types that an `Any` may hold."""
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
@@ -264,7 +264,7 @@ class _Shapes:
         self._json = Shape(type=pa.string(), build=self.texts)
 
     def message(self, descriptor: Any, path: tuple[str, ...], depth: int) -> Shape:
-        """The shape of a message type below those of `path`; JSON text where it nests without end, or has no field."""
+        """Return the shape of a message type below those of `path`; JSON text if it is recursive or has no fields."""
         name = descriptor.full_name
         if (shape := self._well_known(descriptor)) is not None:
             return shape
@@ -292,7 +292,7 @@ class _Shapes:
         return self._scalars[field.type]
 
     def _well_known(self, descriptor: Any) -> Shape | None:
-        """The shape of a type of google.protobuf that stands for another value; None for all other types."""
+        """Return the shape of a well-known type of google.protobuf; None for all other types."""
         package, _, name = descriptor.full_name.rpartition(".")
         if package != "google.protobuf":
             return None
@@ -310,7 +310,7 @@ class _Shapes:
         return pa.array([None if value is None else json_text(self._document(value)) for value in values], pa.string())
 
     def _document(self, value: Any) -> Any:
-        """A message, or a list or map of such, as plain objects: the JSON mapping of protobuf."""
+        """Convert a message, or a list or map of messages, to plain objects by protobuf's JSON mapping."""
         if not hasattr(value, "DESCRIPTOR"):
             if hasattr(value, "keys"):
                 return {str(name): self._document(value[name]) for name in value}

@@ -1,4 +1,4 @@
-"""Map the fields of a schema to columns: all of them, or declared ones, each by a path through records."""
+"""Map a schema's fields to columns: all of them, or declared ones, each by a path through records."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ class Shape:
     type: pa.DataType
     build: Build
     fields: Mapping[str, tuple[Read, Shape]] | None = None
-    """The fields of a record: how each is read, and its shape."""
+    """The fields of a record: their readers and shapes."""
 
 
 def columns_of(root: Shape, declared: Mapping[str, Column], texts: Build) -> list[ReadColumn]:
-    """The columns of messages with the shape `root`: the `declared` ones, or all. Raises ValueError, one line.
+    """Return the columns of messages with the shape `root`: the `declared` ones, or all. Raises ValueError with one
+    line.
 
     `texts` builds a column of the JSON texts of any values.
     """
@@ -75,7 +76,7 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def _conversion(shape: Shape, declared: pa.DataType, unit: str | None) -> Build:
-    """Return the function that builds a column of type `declared` from values with `shape`. Raises ValueError."""
+    """Return the builder of a column of type `declared` from values with `shape`. Raises ValueError."""
     types = pa.types
     kind = stored(declared)
     if unit is not None:
@@ -99,19 +100,19 @@ def _conversion(shape: Shape, declared: pa.DataType, unit: str | None) -> Build:
 
 
 def list_shape(item: Shape) -> Shape:
-    """Lists of `item`."""
+    """Return the shape of lists of `item`."""
     of = pa.list_(item.type)
     return Shape(type=of, build=list_builder(of, item.build))
 
 
 def map_shape(key: Shape, item: Shape) -> Shape:
-    """Maps from `key` to `item`; values are mappings."""
+    """Return the shape of maps from `key` to `item`; values are mappings."""
     of = pa.map_(key.type, item.type)
     return Shape(type=of, build=map_builder(of, key.build, item.build))
 
 
 def struct_shape(fields: Mapping[str, tuple[Read, Shape]]) -> Shape:
-    """Records with `fields`, of which there is at least one."""
+    """Return the shape of records with `fields`, at least one."""
     names = distinct(list(fields))
     of = pa.struct([pa.field(name, shape.type) for name, (_, shape) in zip(names, fields.values(), strict=True)])
     build = struct_builder(of, [(read, shape.build) for read, shape in fields.values()])
@@ -119,7 +120,7 @@ def struct_shape(fields: Mapping[str, tuple[Read, Shape]]) -> Shape:
 
 
 def scalar(of: pa.DataType, convert: Callable[[Any], Any] | None = None) -> Shape:
-    """Values that Arrow takes as they are, or after `convert`, which raises ValueError for a bad one."""
+    """Return the shape of values that Arrow accepts unchanged, or after `convert`, which raises ValueError."""
     if convert is None:
         return Shape(type=of, build=lambda values: pa.array(values, of))
     return Shape(

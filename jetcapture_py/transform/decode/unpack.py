@@ -1,6 +1,6 @@
 """Unpack payloads before decoding: decompress them, and split those with several rows.
 
-A message whose payload cannot be inflated or split, or of which one row cannot be decoded, fails as a whole, alone.
+A message fails as a whole, and alone, if its payload cannot be inflated or split, or if one row cannot be decoded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Unpacker:
     def __call__(self, payloads: pa.BinaryArray) -> tuple[pa.BinaryArray, Int32s, dict[int, Failure]]:
         """Return the payloads to decode, the row of each one's message, and the failures of messages.
 
-        Raises BatchTooWideError when they are too large for one batch.
+        Raises BatchTooWideError if they are too large for one batch.
         """
         items: list[Any] = []
         owners: list[int] = []
@@ -59,7 +59,7 @@ class Unpacker:
         return pa.array(items, pa.binary()), np.repeat(np.array(owners, np.int32), counts), failures
 
     def first(self, batch: MessageBatch) -> MessageBatch:
-        """Return `batch` with the payload of each message's first row in place of its payload; null for failures."""
+        """Return `batch` with each payload replaced by that of the message's first row; null for failures."""
         parts = [self(batch.column(layout.PAYLOAD).slice(row, 1))[0] for row in range(len(batch))]
         firsts = [(part[0].as_py() or None) if len(part) else None for part in parts]
         return _with_payloads(batch, pa.array(firsts, pa.binary()))
@@ -73,10 +73,10 @@ class UnpackingDecoder:
         self._unpack = unpack
 
     def decode(self, batch: MessageBatch) -> Decoded:
-        """Decode every message of `batch`; BatchTooWideError when it unpacks to too much."""
+        """Decode every message of `batch`. Raises BatchTooWideError if it unpacks to too much."""
         items, owners, failures = self._unpack(batch.column(layout.PAYLOAD))
         whole = len(items) == len(batch) and not failures
-        if self._unpack.split is not None:  # only for decoders that look at nothing but the payload
+        if self._unpack.split is not None:  # only for decoders that use nothing but the payload
             only = pa.RecordBatch.from_arrays([items], [layout.PAYLOAD])
             rows: MessageBatch = RowBatch(stream=batch.stream, rows=only, owners=owners)
         else:
