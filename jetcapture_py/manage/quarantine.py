@@ -100,7 +100,7 @@ def _summary(done: Redecoded) -> Iterator[str]:
     )
     if done.archived:
         left = "" if done.errors else f" and {would}removed from the quarantine"
-        yield f"{plural(done.archived, 'message')} were in the archive before{left}"
+        yield f"{plural(done.archived, 'message was', 'messages were')} in the archive before{left}"
     if done.without_payload:
         yield f"{plural(done.without_payload, 'message')} cannot be decoded: the quarantine has no payload of theirs"
     if done.failed:

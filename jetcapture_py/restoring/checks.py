@@ -20,7 +20,7 @@ _MAX_SHOWN = 5
 """Maximum gaps listed; all are counted."""
 _SURE = 0.9
 """Share of the estimated bytes from which on `max_bytes` is certainly exceeded."""
-_DELETED, _LATER = "they become deleted messages", "the stream begins later"
+_DELETED, _LATER = "the stream has deleted messages there", "the stream begins later"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,10 +146,11 @@ def describe(survey: RestoreSurvey) -> Iterator[str]:
     )
     if survey.gone:
         effect = _LATER if survey.begins_later else _DELETED
-        yield f"{plural(survey.gone, 'sequence')} have expired or were erased; {effect}"
+        gone = plural(survey.gone, "sequence has expired or was erased", "sequences have expired or were erased")
+        yield f"{gone}; {effect}"
     yield from (f"missing: {sequences}; {effect}" for sequences, effect in survey.absent)
     if survey.quarantined:
-        yield f"{plural(survey.quarantined, 'message')} from the quarantine, with their original bytes"
+        yield f"{plural(survey.quarantined, 'message')} from the quarantine, with the original bytes"
     if survey.copies:
         yield f"{plural(survey.copies, 'copy', 'copies')} left out"
 

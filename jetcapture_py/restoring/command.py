@@ -180,7 +180,7 @@ def _restored(request: RestoreRequest, login: NatsConfig) -> str:
         f"in {duration(seconds)} ({survey.messages / max(seconds, 0.001):,.0f} messages/s)"
     )
     if dropped > 0:
-        text += f"; {dropped} of them have expired or are beyond the stream's limits"
+        text += f"; not kept: {plural(dropped, 'message')} that expired or exceeded the stream's limits"
     return text
 
 

@@ -100,7 +100,7 @@ class Verdict(StrEnum):
 
 LOSSES = frozenset({Kind.REWIND, Kind.LATE_HOLE, Kind.CONTENT})
 """Losses of the server. Forks and lost streams are history: they cannot be undone."""
-_GONE = {Kind.EXPIRED: "expired", Kind.ERASED: "were erased"}
+_GONE = {Kind.EXPIRED: ("expired", "expired"), Kind.ERASED: ("was erased", "were erased")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,6 +348,7 @@ def _lines(report: Report) -> Iterator[str]:
 def _verdict(report: Report) -> str:
     end = f"up to sequence {report.up_to or 0}" + (f" ({time_text(report.up_to_time)})" if report.up_to_time else "")
     stored = plural(report.stored, "message")
+    are_stored = f"{end} {are(report.stored)} stored"
     faults = [
         f"{plural(hole.count, 'message')} in {plural(hole.range_count, 'hole')}" for hole in report.of(Kind.HOLES)
     ]
@@ -355,13 +356,13 @@ def _verdict(report: Report) -> str:
     if faults:
         return f"NOT complete: {' and '.join(faults)}, {end}"
     if not report.proven:
-        return f"NOT proven: {stored} {end} are stored, but could not be compared"
+        return f"NOT proven: {stored} {are_stored}, but could not be compared"
     if report.verdict is Verdict.INCOMPLETE:
         return f"NOT complete: the watermark promises messages that are not stored; everything {end} is"
     if report.verdict is Verdict.UNPROVEN:
         others = plural(report.count(Kind.FILTERS), "other")
-        return f"NOT proven: {stored} {end} are stored; {others} may be missing, or skipped by a change of filters"
-    gone = [f"{report.count(kind):,} {text}" for kind, text in _GONE.items() if report.count(kind)]
+        return f"NOT proven: {stored} {are_stored}; {others} may be missing, or skipped by a change of filters"
+    gone = [plural(report.count(kind), *words) for kind, words in _GONE.items() if report.count(kind)]
     if not report.stored:
         return f"complete: nothing to store {end}" + (f"; {' and '.join(gone)}" if gone else "")
     every = f"every one of {stored} {end} is stored" + (f"; {' and '.join(gone)}" if gone else "")

@@ -115,7 +115,8 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
         findings += await find_losses(session, stream, scope, scan, mark, differences)
     if server is not None and history is not None and server.state.retention not in GONE_ONCE_ACKED:
         findings += unselected(holes.doubtful, history, max(scope.start, server.state.first), scope.top)
-    end = (scan.sequences.last or 0) if start is None else min(start - 1, scope.top)
+    end = (scan.sequences.last or 0) if server is None else scope.top
+    end = end if start is None else min(start - 1, end)
     stored = len(scan.sequences) if server is None else scan.sequences.count(scope.start, scope.top)
     unavailable = any(finding.is_unproven for finding in findings)
     none = not accounted.count(scope.start, scope.top) and not holes.count
@@ -203,8 +204,8 @@ class _Comparison:
     findings: list[Finding] = field(default_factory=list)
     """Findings of skipped comparisons."""
 
-    async def find_holes(self) -> int:
-        """Look up missing sequences in the stream; return the stream's first sequence afterwards."""
+    async def find_holes(self) -> int | None:
+        """Look up missing sequences in the stream; return its first sequence afterwards, None if it was not read."""
         state, scope = self.server.state, self.scope
         if state.retention in GONE_ONCE_ACKED:
             reason = f"the stream: it deletes acknowledged messages (retention {state.retention})"
@@ -222,11 +223,14 @@ class _Comparison:
                         self.progress("stream", min(seq, high) - first + 1, top - first + 1)
             now = await self.session.state(self.stream)
         except SourceError as error:
-            self.findings.append(not_checked(f"the stream: {error}", Severity.FAILURE))
-            return scope.top + 1
-        if now.created != state.created:
-            self.findings.append(not_checked("the stream: it was deleted and recreated meanwhile", Severity.FAILURE))
-        return now.first
+            reason = str(error)
+        else:
+            if now.created == state.created:
+                return now.first
+            reason = "it was deleted and recreated meanwhile"
+        summary = f"the stream: {reason}; what the archive lacks could not be compared with it"
+        self.findings.append(not_checked(summary, Severity.FAILURE))
+        return None
 
     async def _look_up(self, part: Stretch, first: int, last: int) -> AsyncGenerator[int]:
         """Look up missing sequences from `first` to `last`, inside `part`; yield sequences as progress."""
@@ -311,7 +315,7 @@ def _promises(scope: Scope, mark: ConsumerWatermark | None, holes: HoleFinder) -
         if mark.seq > server.state.last:
             yield _wrong_mark(f"{promise}, but the stream ends at {server.state.last}", Severity.WARNING)
         elif not holes.promised and first_missing is not None and first_missing <= mark.seq:
-            yield _wrong_mark(f"{promise}, but {first_missing} is not stored", Severity.WARNING)
+            yield _wrong_mark(f"{promise}, but sequence {first_missing} is not stored", Severity.WARNING)
     if len(overdue := holes.overdue):
         yield _wrong_mark(
             f"it promises everything up to {time_text(mark.time)}, but "

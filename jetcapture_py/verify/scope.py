@@ -24,7 +24,7 @@ from jetcapture_py.jetstream.read_session import ReadSession, StreamState
 from jetcapture_py.jetstream.wire.inbox import REPLY, SUBJECT
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.text import plural
-from jetcapture_py.verify.findings import FileList, Finding, Kind, Severity, time_text
+from jetcapture_py.verify.findings import FileList, Finding, Kind, Severity, are, time_text
 from jetcapture_py.verify.ranges import Sequences
 
 GONE_ONCE_ACKED = ("workqueue", "interest")
@@ -188,7 +188,7 @@ class Removed:
         if len(self.expired):
             count, last = plural(len(self.expired), "message"), self.expired.last
             left = sum(int(self.expired.contains(archived.within(*window)).sum()) for window in archived.windows())
-            kept = f"; {left:,} of them are stored: the next jetcapture maintain removes them" if left else ""
+            kept = f"; {left:,} of them {are(left)} stored: the next jetcapture maintain removes them" if left else ""
             yield Finding(
                 kind=Kind.EXPIRED,
                 severity=Severity.NOTE,

@@ -232,3 +232,4 @@ def test_the_permissions_of_the_example_are_enough_and_what_is_missing_is_named(
             assert not report.complete
             named = without.replace("*", "").lower()
             assert any(named in note.lower() for note in unchecked(report)), unchecked(report)
+            assert "no longer has them" not in report.as_text()

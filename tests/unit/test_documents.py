@@ -217,7 +217,7 @@ def test_every_entry_of_a_footer_and_column_of_the_envelope_is_described() -> No
 def test_what_a_proof_says_in_the_documents_is_what_it_says() -> None:
     sample, repaired = blocks("docs/verify.md", "console")
     first, last = moment("11:20:00.000123"), moment("11:20:59.001234")
-    problem = "it promises everything up to 12000, but 4101 is not stored"
+    problem = "it promises everything up to 12000, but sequence 4101 is not stored"
     wrong = finding(Kind.WATERMARK, Severity.WARNING, problem)
     report = replace(
         with_holes(replace(hole(4101, 4200), first_time=first, last_time=last), more=(wrong,)),

@@ -240,9 +240,9 @@ def test_the_command_restores_an_archive_with_holes_only_where_that_is_allowed(
     output = capfd.readouterr().out.splitlines()
     assert output[0].startswith(f"stream {STREAM} as {STREAM}, from ")
     assert [line.split(", ")[1].split()[0] for line in output if " messages, " in line] == ["sequences"]
-    assert [line.endswith("; they become deleted messages") for line in output if line.startswith("missing: ")] == [
-        True
-    ]
+    assert [
+        line.endswith("; the stream has deleted messages there") for line in output if line.startswith("missing: ")
+    ] == [True]
     assert "needs --allow-holes, because sequences are missing" in output
     assert main(command) == 1
     (line,) = capfd.readouterr().err.splitlines()
