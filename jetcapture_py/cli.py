@@ -386,7 +386,7 @@ def test(
     ],
     stream: opt.OneStream = None,  # noqa: PT028  it is no test
 ) -> None:
-    """Run unit tests of a configuration. Message in; key, bucket and columns out. Needs no server."""
+    """Run unit tests of a configuration. Message in; key, time slice and columns out. Needs no server."""
     from jetcapture_py.config.captures import only
     from jetcapture_py.manage import cases as command
     from jetcapture_py.manage import many

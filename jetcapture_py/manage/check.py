@@ -328,6 +328,11 @@ async def _traffic(
         return
     unacked = source.max_ack_pending if consumer is None else consumer.max_ack_pending
     check_server.check_pays(findings, source, stream, rate)
+    if not decoded.rows:
+        findings.skipped(
+            "objects", "all of the newest messages go to quarantine: how large objects will be cannot be told"
+        )
+        return
     _objects(findings, config, rate, decoded, unacked)
 
 
@@ -335,12 +340,14 @@ def _report_decoded(findings: Findings, config: Config, sample: Sample) -> None:
     """Report the outcome of the newest messages: quarantine, keys, columns and times."""
     count = f"the newest {plural(sample.messages, 'message')}"
     reasons = sample.reasons.summaries()
+    most = 2 * sum(reason.messages for reason in reasons) > sample.messages
+    report = findings.problem if most else findings.warning
     for reason in reasons[:_MAX_REASONS]:
-        text = f"{reason.messages:,} of {count} go to quarantine ({reason.stage}): {reason.example}"
-        findings.warning("decode", text)
+        goes = "goes" if reason.messages == 1 else "go"
+        report("decode", f"{reason.messages:,} of {count} {goes} to quarantine ({reason.stage}): {reason.example}")
     if rest := reasons[_MAX_REASONS:]:
-        number = sum(reason.messages for reason in rest)
-        findings.warning("decode", f"{number:,} more go to quarantine for {plural(len(rest), 'other reason')}")
+        number = plural(sum(reason.messages for reason in rest), "more goes", "more go")
+        report("decode", f"{number} to quarantine for {plural(len(rest), 'other reason')}")
     if not sample.rows:
         return
     if not reasons:
@@ -374,7 +381,7 @@ def _columns(sample: Sample) -> str:
 
 
 def _objects(findings: Findings, config: Config, rate: float, sample: Sample, unacked: int) -> None:
-    keys, bundles = max(len(sample.keys), 1), config.block.bundles
+    keys, bundles = len(sample.keys), config.block.bundles
     blocks = min(keys, bundles) if bundles else keys
     size = sample.size / max(sample.messages, 1)
     messages, setting = messages_per_object(config, rate, blocks, size, unacked)

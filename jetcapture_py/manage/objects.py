@@ -71,13 +71,13 @@ def _records(objects: Iterable[tuple[ObjectName, File]]) -> Iterator[dict[str, A
 
 
 def _lines(objects: Sequence[tuple[ObjectName, File]]) -> Iterator[str]:
-    rows = [("key", "bucket", "first", "last", "rows", "bytes", "path")]
+    rows = [("key", "time slice", "first", "last", "rows", "bytes", "path")]
     for name, file in objects:
         key = "(quarantine)" if name.quarantine else "(no key)" if name.key is None else escaped(name.key)
         key = f"(bundle {name.bundle})" if name.bundle else key
-        bucket = f"{datetime.fromtimestamp(name.bucket, UTC):%Y-%m-%d %H:%M:%S}"
+        time_slice = f"{datetime.fromtimestamp(name.bucket, UTC):%Y-%m-%d %H:%M:%S}"
         first, last, path = str(name.first_seq), str(name.last_seq), escaped(file.path)
-        rows.append((key, bucket, first, last, f"{name.rows:,}", f"{file.size:,}", path))
+        rows.append((key, time_slice, first, last, f"{name.rows:,}", f"{file.size:,}", path))
     if objects:
         yield from aligned(rows, right=range(2, 6))
     yield _total(objects)

@@ -159,14 +159,14 @@ def _text(payload: bytes) -> str | None:
 
 
 def shown(outcome: MessageOutcome, config: Config) -> Text:
-    """Return an outcome as text: its key and bucket and its columns, or the reason of quarantine and its payload."""
+    """Return an outcome as text: key, time slice and columns, or the reason of quarantine and its payload."""
     declared = {layout.field_name(name) for name in config.decode.columns}
     text = Text()
     text.append(f"{outcome.seq}", "bold")
     text.append(f"  {format_time(outcome.timestamp)}  {escaped(outcome.subject)}")
     if outcome.quarantine is None:
         key = "no key" if outcome.key is None else f'key "{escaped(outcome.key)}"'
-        text.append(f"  {key}  bucket {format_time(outcome.bucket)}", "green")
+        text.append(f"  {key}  time slice {format_time(outcome.bucket)}", "green")
     else:
         stage, error = outcome.quarantine
         text.append(f"  quarantine ({escaped(stage)}): {escaped(error)}", "red")

@@ -61,7 +61,8 @@ def health(capture: Capture) -> Health:
         if not connected:
             reason = capture.source.link.problem
             lost = f"no connection to NATS{f': {reason}' if reason else ''}"
-            trouble["connected"] = "not connected yet" if starting else lost
+            waits = "waiting for the store" if storing is not None else "not connected yet"
+            trouble["connected"] = waits if starting else lost
         elif not consuming:
             trouble["consuming"] = "draining, no more pulls" if draining else "the server does not answer pulls"
         if decoding and seconds > side_tasks.DECODER_SLOW:

@@ -90,7 +90,7 @@ def page(facts: Facts) -> str:
 def _part(scope: Scope) -> Iterator[str]:
     start, end, keys = scope.selection.start, scope.selection.end, scope.selection.keys
     if start or end or scope.complete:
-        yield "complete buckets" if scope.complete else "buckets"
+        yield "complete time slices" if scope.complete else "time slices"
     if start:
         yield f"from {moment(start)}"
     if end:
@@ -142,7 +142,7 @@ def findings(facts: Facts) -> Iterator[Finding]:
         said += "messages count as not stored: jetcapture verify says why."
         yield Finding(action=True, text=said, chapter="coverage")
     if facts.expired_until is not None:
-        said = f"{plural(facts.expired, 'message')} expired, in buckets up to "
+        said = f"{plural(facts.expired, 'message')} expired, in time slices up to "
         said += f"{format_time(facts.expired_until)}: they were removed on purpose."
         yield Finding(action=False, text=said, chapter="coverage")
     if facts.erased:
@@ -171,7 +171,7 @@ def findings(facts: Facts) -> Iterator[Finding]:
         yield Finding(action=bool(facts.read_twice), text=said, chapter="objects")
     delivery = figures.delivery(facts)
     if delivery.late:
-        said = f"{plural(delivery.late, 'object')} with messages that arrived after the end of their bucket, up to "
+        said = f"{plural(delivery.late, 'object')} with messages that arrived after the end of their time slice, up to "
         yield Finding(action=False, text=f"{said}{duration(delivery.latest)}.", chapter="lateness")
 
 

@@ -210,6 +210,10 @@ def test_keys_columns_and_times_that_no_message_has_are_found_and_every_reason_o
         "null in all rows of the newest 100 messages: device (path: device.idd), value (path: readings[0].value); "
     )
     assert {"key", "columns", "time"}.isdisjoint(decoded("device.id", "{device}"))
+    for column, levels in (("id", {"warning", "ok"}), ("device", {"problem", "skipped"})):  # 20 and 100 of 100 messages
+        decode = {"format": "json", "columns": {column: "int64"}}
+        items = asyncio.run(check(config(server.url, tmp_path, decode=decode))).items
+        assert {item.level for item in items if item.about in {"decode", "objects"}} == levels
 
     inferred = config(server.url, tmp_path, key="{subject[3]}", decode={"format": "json"})
     assert "has {subject[3]}, so none has a key" in warnings(inferred)["key"][0]

@@ -90,7 +90,7 @@ def test_json_has_one_object_per_line_and_text_a_sum(configuration: Config, caps
         assert (Path(configuration.store.url) / each["path"]).stat().st_size == each["bytes"]
     assert show_one(run(configuration, Selection())) == 0
     text = capsys.readouterr().out.splitlines()
-    assert text[0].split() == ["key", "bucket", "first", "last", "rows", "bytes", "path"]
+    assert text[0].split() == ["key", "time", "slice", "first", "last", "rows", "bytes", "path"]
     assert text[-1].startswith("4 objects, 5 rows, ")
     assert show_one(run(configuration, Selection.of(keys=["none"]))) == 0
     assert capsys.readouterr().out == "0 objects, 0 rows, 0 B\n"

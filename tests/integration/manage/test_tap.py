@@ -142,7 +142,7 @@ def test_text_and_json_show_key_columns_and_reason(
     assert show_one(run(configuration, 2)) == 0
     first, columns, second, payload = capsys.readouterr().out.splitlines()
     assert first.startswith("9  ")
-    assert 'orders.a  key "eu"  bucket ' in first
+    assert 'orders.a  key "eu"  time slice ' in first
     assert columns == "    id=8  region=eu"
     assert "orders.b  quarantine (decode): " in second
     assert payload == "    7 bytes: {broken"

@@ -237,6 +237,7 @@ def test_a_store_that_is_away_at_the_start_is_waited_for_and_nothing_is_pulled_b
         with serve(capture, "127.0.0.1:0") as port:
             task = asyncio.create_task(whole.run(stop))
             await ready(port, 503, "storing: not there yet")
+            await ready(port, 503, "connected: waiting for the store\n")
             await until(lambda: capture.archiver.uploads.storing.errors["temporary"] >= 3, "it is tried again")
             assert capture.source.fetched == 0
             assert capture.source.state.unacked == 0

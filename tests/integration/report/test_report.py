@@ -223,11 +223,11 @@ class TestCoverage:
         ]
         for text in (
             "Lost by the server: 2 messages.",
-            "2 messages expired, in buckets up to 2026-05-01T00:00:00Z: they were removed on purpose.",
+            "2 messages expired, in time slices up to 2026-05-01T00:00:00Z: they were removed on purpose.",
             "1 message was erased.",
             "1 object written by compaction",
             "1 object has messages that were delivered more than once before being stored, up to 5 times.",
-            "1 object with 4 messages (19.0 %) has some that reached the stream after the bucket's end, up to 1 min",
+            "1 object with 4 messages (19.0 %) has some that reached the stream after the time slice's end",
         ):
             assert text in report.root.text
         assert [(row["stage"], row["reason"], row["messages"]) for row in report.table("quarantine", "Numbers")] == [
