@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,7 @@ class ObstoreDriver:
             return None
         with suppress(ImportError):
             if self.kind == "s3":
-                return _aws_login()
+                return _AwsLogin()
             if self.kind == "azure":
                 from obstore.auth.azure import AzureCredentialProvider
 
@@ -261,19 +261,33 @@ class ObstoreDriver:
         """Return None: obstore cannot read a container's settings."""
 
 
-def _aws_login() -> Any:
-    """Return a provider of AWS credentials, which raises an error without any."""
-    from obstore.auth.boto3 import Boto3CredentialProvider
+class _AwsLogin:
+    """The AWS credentials and the region that botocore finds, for obstore.
 
-    try:
-        return Boto3CredentialProvider(ttl=_CACHED)
-    except Exception as error:  # of botocore, or a ValueError without any
-        reason = "no credentials were found" if isinstance(error, ValueError) else one_line(error)
+    Without credentials, the first request says why.
+    """
 
-        def missing() -> Any:
-            raise ValueError(reason)
+    def __init__(self) -> None:
+        import botocore.session
 
-        return missing
+        session, self._reason = botocore.session.Session(), "no credentials were found"
+        try:
+            region = session.get_config_variable("region")
+            self._credentials = session.get_credentials()
+        except Exception as error:
+            region, self._credentials, self._reason = None, None, one_line(error)
+        self.config = {} if region is None else {"region": region}
+
+    def __call__(self) -> dict[str, Any]:
+        if self._credentials is None:
+            raise ValueError(self._reason)
+        frozen = self._credentials.get_frozen_credentials()
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": datetime.now(UTC) + _CACHED,
+        }
 
 
 # ------------------------------------------------------------------ errors
