@@ -404,7 +404,7 @@ def _maintenance(board: Board) -> None:
         ),
     )
     board.graph(
-        "Iceberg table: complete buckets up to",
+        "Iceberg table: complete time slices up to",
         "s",
         "How long ago.",
         (f"time() - ({maintained('table_complete_to_timestamp_seconds')} > 0)", named),

@@ -26,7 +26,7 @@ from jetcapture_py.threads import in_thread
 
 log = logging.getLogger("jetcapture.capture")
 
-ADVICE = 'messages in flight may be stored under two keys or buckets; read them with dedupe="full", or --dedupe full'
+ADVICE = 'messages in flight may be under two keys or time slices; read them with dedupe="full", or --dedupe full'
 
 
 async def check(marks: Marks, source: PullSource, archiver: Archiver, stop: asyncio.Event) -> None:

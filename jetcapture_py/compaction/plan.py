@@ -35,7 +35,7 @@ TOLERANCE = 1.5
 UNIT_TARGETS = 16
 """Approximate number of objects of the target size per unit, if the group can be divided."""
 
-OPEN = "the bucket is not closed yet"
+OPEN = "the time slice is not closed yet"
 DRIFTED = "incompatible column types; only objects with compatible types were merged"
 REPLACING = "an erasure or redecoding of its rows is unfinished: run it again"
 SEVERAL = "objects from layouts with different bundle counts; only objects with the same count were merged"

@@ -128,7 +128,7 @@ class Compaction:
         mark = None if settings.incomplete else archive.watermark(stream)
         if mark is not None and mark.time.timestamp() < closed:
             closed = mark.time.timestamp()
-            tell(f"skipping buckets that end after the watermark, {format_time(mark.time)}: they are incomplete")
+            tell(f"skipping time slices that end after the watermark, {format_time(mark.time)}: they are incomplete")
         self.spec = CompactionSpec(target=settings.target, closed=closed, dry_run=settings.dry_run)
         earlier = list(waiting)
         present = PathSet((path for path, _ in self._listed) if earlier else ())

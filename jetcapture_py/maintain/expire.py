@@ -66,7 +66,7 @@ class ExpirySummary:
         verb = "would expire" if self.dry_run else "expired"
         return (
             f"{verb}: {plural(self.objects, 'object')} in "
-            f"{plural(self.buckets, 'bucket')} up to {self.until}, "
+            f"{plural(self.buckets, 'time slice')} up to {self.until}, "
             f"{plural(self.rows, 'row')}, {size(self.bytes)}{f'; {left}' if self.waiting else ''}"
         )
 

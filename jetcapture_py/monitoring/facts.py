@@ -567,7 +567,7 @@ def maintenance_metrics(states: Mapping[str, MaintenanceState]) -> Metrics:
         metrics.add(gauge("maintain_backlog_objects", "Objects that are still to be merged"), state.backlog_objects)
         metrics.add(gauge("maintain_backlog_bytes", "Their bytes"), state.backlog_bytes)
         if tables := state.tables:
-            text = "Up to when complete buckets are in the table; seconds since the epoch, 0 before the first commit"
+            text = "End of the complete time slices in the table, in seconds since the epoch; 0 before the first commit"
             metrics.add(gauge("maintain_table_complete_to_timestamp_seconds", text), tables[0].complete_to or 0)
             metrics.add(gauge("maintain_table_files", "Objects in the tables"), sum(table.files for table in tables))
             text = "Objects that the tables cannot have yet"

@@ -76,7 +76,7 @@ class TableResult:
         yield text + (f", complete to {format_time(self.complete_to)}" if self.complete_to else "")
         if self.unsettled:
             count = plural(self.unsettled, "object")
-            yield f"table {self.name}: {count} of complete buckets not in it yet"
+            yield f"table {self.name}: {count} of complete time slices not in it yet"
             yield from (f"  {problem}" for problem in self.problems)
         if self.left_out:
             columns = ", ".join(f"{name} ({type_})" for name, type_ in self.left_out.items())

@@ -58,8 +58,8 @@ def _differences(table: ArchiveTable, plan: TablePlan) -> Iterator[Finding]:
             f"{run}; see `jetcapture verify --deep` if that does not help",
         ),
         (twice, Severity.FAILURE, f"table {name} has objects that share messages: queries count them twice", AGAIN),
-        (later, Severity.WARNING, f"table {name} does not have these objects of complete buckets yet", run),
-        (waiting, Severity.WARNING, f"table {name} cannot have these objects of complete buckets yet", run),
+        (later, Severity.WARNING, f"table {name} does not have these objects of complete time slices yet", run),
+        (waiting, Severity.WARNING, f"table {name} cannot have these objects of complete time slices yet", run),
         (
             stuck,
             Severity.WARNING,

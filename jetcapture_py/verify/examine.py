@@ -297,7 +297,7 @@ class _ParquetObject:
             "quarantine": "true" if name.quarantine else "",
         }
         if name.event_time != ("time" in entries):
-            raise DamagedError("its name and its footer differ in what its bucket is made of")
+            raise DamagedError("its name and its footer disagree about the source of its time slice")
         if not layout.is_one_of(name.bundle, entries.get(layout.BUNDLES, "")):
             raise DamagedError(f"its footer says bundles {entries.get(layout.BUNDLES, '')!r}, its name {name.bundle!r}")
         for entry, value in said.items():

@@ -330,7 +330,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"content: {plural(report.compared, 'message')} compared with the stream"
     if len(report.layouts) > 1:
         parts = ", ".join(f"{plural(objects, 'object')} {where}" for where, objects in report.layouts.items())
-        yield f"layouts: {parts}; readers treat all objects of a bucket with several layouts as one group"
+        yield f"layouts: {parts}; readers treat all objects of a time slice with several layouts as one group"
     if report.filters:
         yield "filters: changed; every range was checked by the subjects that the consumer selected at its time"
         yield from indented(report.filters, len(report.filters))

@@ -95,7 +95,7 @@ class CopyFinder:
             yield Finding(
                 kind=Kind.READ_TWICE,
                 severity=Severity.FAILURE,
-                summary=f"{plural(self._twice, 'message')} with copies under different keys or buckets, "
+                summary=f"{plural(self._twice, 'message')} with copies under different keys or time slices, "
                 "which readers return separately",
                 action='read_archive(dedupe="full") reads them once',
                 count=self._twice,
@@ -295,7 +295,7 @@ class ArchiveScan:
         yield from copies.findings
         if duplicates := totals.messages - len(self.sequences) - len(self.forked) - len(copies.in_both):
             twice = any(finding.kind is Kind.READ_TWICE for finding in copies.findings)
-            dropped = "readers drop those under one key and bucket" if twice else "readers drop them"
+            dropped = "readers drop those under one key and time slice" if twice else "readers drop them"
             summary = f"{plural(duplicates, 'further copy', 'further copies')}; {dropped}"
             yield Finding(kind=Kind.DUPLICATES, severity=Severity.NOTE, summary=summary, count=duplicates)
         if totals.by_name:

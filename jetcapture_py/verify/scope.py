@@ -193,7 +193,7 @@ class Removed:
                 kind=Kind.EXPIRED,
                 severity=Severity.NOTE,
                 count=len(self.expired),
-                summary=f"{count} up to sequence {last}, in buckets up to {time_text(self.until)}, were removed on "
+                summary=f"{count} up to sequence {last}, in time slices up to {time_text(self.until)}, were removed on "
                 f"purpose (maintain.keep){kept}",
             )
         count = plural(len(self.erased), "message")

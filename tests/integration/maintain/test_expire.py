@@ -115,7 +115,7 @@ def test_thirty_days_of_which_ten_are_kept(nats_server: Start, tmp_path: Path) -
     assert table_seqs(catalog) == [*range(1, (DAYS - 1) * EACH + 1)]
     planned = jetcapture("maintain", path, "--dry-run")
     assert planned.returncode == 0, planned.stderr
-    assert planned.stdout.splitlines()[-1].startswith(f"{STREAM}: would expire: 57 objects in 19 buckets up to ")
+    assert planned.stdout.splitlines()[-1].startswith(f"{STREAM}: would expire: 57 objects in 19 time slices up to ")
     assert (len(objects(root)), (root / "_expired").exists()) == (before, False)
 
     killed = expiry(root)
@@ -142,7 +142,7 @@ def test_thirty_days_of_which_ten_are_kept(nats_server: Start, tmp_path: Path) -
     assert (report.verdict, report.exit_code(strict=True), repair.stored) == (Verdict.COMPLETE, 0, 0)
     assert report.stored == len(kept)
     (finding,) = report.of(Kind.EXPIRED)
-    assert finding.summary.startswith(f"{gone} messages up to sequence {gone}, in buckets up to ")
+    assert finding.summary.startswith(f"{gone} messages up to sequence {gone}, in time slices up to ")
     assert report.as_text().splitlines()[0].endswith(f"is stored; {gone} expired")
     assert jetcapture("maintain", path).stdout.splitlines()[-1] == f"{STREAM}: nothing has expired"
 

@@ -871,7 +871,7 @@ def test_verify_compares_the_table_with_the_archive(tmp_path: Path) -> None:
         "table nats.orders has objects that are gone: queries of it fail": [gone.path],
         "table nats.orders has objects whose size has changed": [changed.path],
         "table nats.orders has objects that share messages: queries count them twice": [once.path, merged.path],
-        "table nats.orders does not have these objects of complete buckets yet": [merged_later.path, new.path],
+        "table nats.orders does not have these objects of complete time slices yet": [merged_later.path, new.path],
         "table nats.orders cannot have these objects": [changed.path],
     }
     assert [finding.severity for finding in found.values()] == [Severity.FAILURE] * 3 + [Severity.WARNING] * 2

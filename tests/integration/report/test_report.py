@@ -180,7 +180,7 @@ class TestFigures:
         store.put([1, 2], "b")
         report = store.page()
         assert (report.tiles["Messages"], report.tiles["Stored twice"]) == ("2", "2")
-        assert "2 messages with copies under different keys or buckets, which readers return separately" in str(
+        assert "2 messages with copies under different keys or time slices, which readers return separately" in str(
             report.findings
         )
 

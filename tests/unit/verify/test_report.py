@@ -24,7 +24,7 @@ from jetcapture_py.verify.findings import (
 
 NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 NOTE, WARNING, FAILURE = Severity.NOTE, Severity.WARNING, Severity.FAILURE
-GROUPED = "readers treat all objects of a bucket with several layouts as one group"
+GROUPED = "readers treat all objects of a time slice with several layouts as one group"
 MARK = ConsumerWatermark(stream="ORDERS", consumer="archive", created="2026-01-01T00:00:00Z", seq=1_234_567, time=NOON)
 COMPLETE = Report(
     stream="ORDERS",

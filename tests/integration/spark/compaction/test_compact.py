@@ -65,7 +65,7 @@ class TestChoice:
         summary = at_once(spark, hours, said)
         assert summary.changes == ()
         until = format_time(known.time)
-        assert said == [f"skipping buckets that end after the watermark, {until}: they are incomplete"]
+        assert said == [f"skipping time slices that end after the watermark, {until}: they are incomplete"]
         path.write_bytes(replace(known, time=datetime.fromtimestamp(HOUR + 3600 + 86_400, UTC)).encode())
         assert [
             change.bucket[11:13] for change in at_once(spark, hours, selection=Selection.of(keys=[None])).changes
