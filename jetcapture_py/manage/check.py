@@ -49,19 +49,18 @@ _SHORTEST = 1.0
 
 
 def messages_per_object(
-    config: Config, rate: float, keys: int, message_bytes: float, unacked: int
+    config: Config, rate: float, keys: int, message_bytes: float, unacked: int, archived: float = 1.0
 ) -> tuple[float, str]:
-    """Return how many messages an object will hold with evenly used keys, and the deciding setting.
+    """Return how many messages an object of the archive will hold with evenly used keys, and the deciding setting.
 
-    Of n open blocks that fill evenly, those sealed under pressure have 2 / (n + 1) of the total limit. A spool is
-    assumed to be large enough.
+    `archived` is the share of the messages that do not go to quarantine. Of n open blocks that fill evenly, those
+    sealed under pressure have 2 / (n + 1) of the total limit. A spool is assumed to be large enough.
     """
     block, memory, size = config.block, config.limits.memory, max(message_bytes, 1.0)
-    of_all = 2 / (keys + 1)
+    of_all = archived * 2 / (keys + 1)
+    age = "block.interval" if block.interval <= block.max_age else "block.max_age"
     limits = {
-        "block.interval" if block.interval <= block.max_age else "block.max_age": rate
-        * min(block.interval, block.max_age)
-        / keys,
+        age: rate * archived * min(block.interval, block.max_age) / keys,
         "block.max_messages": float(block.max_messages),
         "block.max_bytes": block.max_bytes / size,
         "source.max_ack_pending": unacked / OPEN_UNACKED_SHARE * of_all,
@@ -79,11 +78,13 @@ class Sample:
     keys: set[str | None] = field(default_factory=set)
     """Keys of the rows; None is no key."""
     messages: int = 0
-    """Number of decoded messages."""
+    """Number of messages, in the quarantine too."""
+    quarantined: int = 0
+    """Number of messages that go to quarantine."""
     rows: int = 0
-    """Number of their rows."""
+    """Number of rows outside the quarantine."""
     size: int = 0
-    """Bytes of rows and quarantine."""
+    """Their bytes."""
     times: list[int] = field(default_factory=list)
     """Times of first and last messages, in microseconds since the epoch."""
     reasons: ReasonCounter = field(default_factory=ReasonCounter)
@@ -108,8 +109,9 @@ class Sample:
         rows, quarantine = prepared.rows, prepared.quarantine
         self.keys |= {run.key for run in prepared.runs}
         self.messages += prepared.messages
+        self.quarantined += quarantine.num_rows
         self.rows += rows.num_rows
-        self.size += rows.nbytes + quarantine.nbytes
+        self.size += rows.nbytes
         self.times += [time for _, time in prepared.span]
         named = zip(rows.schema.names, rows.columns, strict=True)
         self.columns |= {name for name, column in named if column.null_count < len(column)}
@@ -340,8 +342,7 @@ def _report_decoded(findings: Findings, config: Config, sample: Sample) -> None:
     """Report the outcome of the newest messages: quarantine, keys, columns and times."""
     count = f"the newest {plural(sample.messages, 'message')}"
     reasons = sample.reasons.summaries()
-    most = 2 * sum(reason.messages for reason in reasons) > sample.messages
-    report = findings.problem if most else findings.warning
+    report = findings.problem if 2 * sample.quarantined > sample.messages else findings.warning
     for reason in reasons[:_MAX_REASONS]:
         goes = "goes" if reason.messages == 1 else "go"
         report("decode", f"{reason.messages:,} of {count} {goes} to quarantine ({reason.stage}): {reason.example}")
@@ -383,13 +384,14 @@ def _columns(sample: Sample) -> str:
 def _objects(findings: Findings, config: Config, rate: float, sample: Sample, unacked: int) -> None:
     keys, bundles = len(sample.keys), config.block.bundles
     blocks = min(keys, bundles) if bundles else keys
-    size = sample.size / max(sample.messages, 1)
-    messages, setting = messages_per_object(config, rate, blocks, size, unacked)
+    archived = sample.messages - sample.quarantined
+    share = archived / sample.messages
+    messages, setting = messages_per_object(config, rate, blocks, sample.size / archived, unacked, share)
     findings.figures |= {"messages_per_object": messages, "limit": setting, "keys": keys}
     where = plural(keys, "key") + (f" in {plural(bundles, 'bundle')}" if bundles else "")
     findings.ok(
         "objects",
-        f"at {rate:,.1f} messages/s and {where}, objects will have about {messages:,.0f} messages ({setting}); "
+        f"at {rate * share:,.1f} messages/s and {where}, objects will have about {messages:,.0f} messages ({setting}); "
         "`jetcapture maintain` merges them",
     )
     if bundles:

@@ -212,8 +212,9 @@ def test_keys_columns_and_times_that_no_message_has_are_found_and_every_reason_o
     assert {"key", "columns", "time"}.isdisjoint(decoded("device.id", "{device}"))
     for column, levels in (("id", {"warning", "ok"}), ("device", {"problem", "skipped"})):  # 20 and 100 of 100 messages
         decode = {"format": "json", "columns": {column: "int64"}}
-        items = asyncio.run(check(config(server.url, tmp_path, decode=decode))).items
+        items = asyncio.run(check(config(server.url, tmp_path, decode=decode, source={"max_ack_pending": 1_000}))).items
         assert {item.level for item in items if item.about in {"decode", "objects"}} == levels
+        assert any("about 267 messages" in item.text for item in items) == (column == "id")  # not 333
 
     inferred = config(server.url, tmp_path, key="{subject[3]}", decode={"format": "json"})
     assert "has {subject[3]}, so none has a key" in warnings(inferred)["key"][0]
@@ -307,3 +308,6 @@ def test_messages_in_an_object_follow_from_the_first_limit() -> None:
     for rate, keys, message_bytes, sections, expected in LIMITS:
         configuration = config("nats://127.0.0.1:4222", "/archive", **sections)
         assert messages_per_object(configuration, rate, keys, message_bytes, 30_000) == expected
+    configuration = config("nats://127.0.0.1:4222", "/archive")
+    for rate, messages in ((10, 4_500), (1_000, 5_000)):
+        assert messages_per_object(configuration, rate, 1, 100, 30_000, archived=0.5)[0] == messages
