@@ -13,7 +13,7 @@ from jetcapture_py.text import escaped, plural, size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Effect on one unit: its objects, their bytes, and the number of copied rows removed. `bundle` is "" for the
+    """Effect on one unit: its objects, their bytes, and the number of removed duplicate rows. `bundle` is "" for the
     objects of one key."""
 
     key: str | None

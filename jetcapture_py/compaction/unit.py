@@ -81,9 +81,9 @@ class Merged:
     removals: Sequence[Removal] = ()
     """How to remove the replaced objects after the grace."""
     since: float = 0.0
-    """Time of the last write of a holder, in seconds since the epoch."""
+    """Time of the last write of a holder or a replaced object, in seconds since the epoch."""
     duplicates: int = 0
-    """Copied rows."""
+    """Number of dropped duplicate rows."""
 
     @property
     def removable(self) -> list[str]:

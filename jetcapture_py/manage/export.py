@@ -130,9 +130,9 @@ def human(name: str, value: Any) -> Any:
             return value
         return {key: human(key, part) for key, part in value.items() if key == "name" or normal(key, part)}
     if name == "backoff":
-        return [format_nanoseconds(key) for key in value]
+        return [format_nanoseconds(item) for item in value]
     if isinstance(value, list | tuple):
-        return [human("", key) for key in value]
+        return [human("", item) for item in value]
     if name in DURATIONS and isinstance(value, int):
         return UNLIMITED if value <= 0 and name == "max_age" else format_nanoseconds(max(value, 0))
     if name in SIZES and isinstance(value, int):

@@ -133,7 +133,7 @@ class Plan:
     name: str
     """Its name."""
     action: Literal["create", "update", "none"]
-    """Remedy."""
+    """What to request from the server."""
     changes: Sequence[SettingChange]
     """Settings that differ."""
     refusal: str | None = None

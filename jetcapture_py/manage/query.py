@@ -205,7 +205,7 @@ class _Session:
                 yield file
 
     def _read(self, query: str, *, last: bool) -> None:
-        """Run statements; write the rows of the last one, and leave no result open."""
+        """Run a statement; write its rows if it is the `last` one, and leave no result open."""
         relation: Any = self.connection.sql(query)
         if relation is None:  # DuckDB 1 has run it, and it returned none
             return

@@ -517,7 +517,7 @@ class TableState:
     renamed: int
     """Columns with their type in the name, because another column has the plain name."""
     complete_to: float | None
-    """End of the last complete bucket, in seconds since the epoch; None without any."""
+    """It has every message of buckets that ended up to this time, in seconds since the epoch; None if it is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

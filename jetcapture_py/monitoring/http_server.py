@@ -1,7 +1,7 @@
 """A small HTTP server in threads of its own: it answers while the rest of the process is busy.
 
-A connection serves one request, and is closed when that takes longer than `SLOWEST_CLIENT`. Each has its own thread, so
-that open connections cannot block a probe.
+A connection serves one request; a client slower than `SLOWEST_CLIENT` is disconnected. Each connection has its own
+thread, so that open ones cannot block a probe.
 
 It starts before most of the program is imported, so this module imports little.
 """

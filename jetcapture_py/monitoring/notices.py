@@ -166,7 +166,7 @@ def _notes(capture: Capture) -> Iterator[Notice]:
     seals = sealed_by.total()
     if seals >= _MANY_SEALS and sealed_by["pressure"] > _NEARLY_ALL * seals:
         text = "Limits seal nearly all blocks before they are full or old, so objects are small."
-        yield _note(text, "Raise source.max_ack_pending or limits, or let jetcapture spark compact merge the objects.")
+        yield _note(text, "Raise source.max_ack_pending or limits, or let jetcapture maintain merge the objects.")
     if not capture.config.block.bundles and capture.archiver.blocks.open > MANY_KEYS:
         text = f"{capture.archiver.blocks.open:,} blocks are open, and each becomes an object."
         yield _note(text, "Set block.bundles, or use a coarser key.")

@@ -199,7 +199,7 @@ def size_ticks(highest: float) -> list[float]:
 def count_ticks(highest: float, least: float = 1.0, unit: float = 1.0) -> list[float]:
     """Return three to five round multiples of `unit` from 0 to at least `highest`, at least `least` apart."""
     step = 10 ** math.floor(math.log10(max(highest, 1e-9)))
-    step = next(each for each in (step / 5, step / 2, step, step * 2, step * 5) if highest / each <= 4)
+    step = next(wide for wide in (step / 5, step / 2, step, step * 2, step * 5) if highest / wide <= 4)
     step = max(step, least)
     return [number * step * unit for number in range(math.ceil(round(highest / step, 9)) + 1)]
 

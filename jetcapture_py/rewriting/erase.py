@@ -271,7 +271,7 @@ class _Eraser:
         return [holder for holder in holders if holder is not None]
 
     def _remove(self, erased: Erased, chosen: MessageSet) -> None:
-        """Rewrite objects without erased messages, until none has any."""
+        """Rewrite the objects with erased messages, until none has any."""
         done, seen = self.done, MessageSet()
         self._clean.clear()
         for _ in range(_ROUNDS):

@@ -112,8 +112,8 @@ async def redecode(
 ) -> Redecoded:
     """Decode selected messages of the quarantine again; with `dry_run`, store nothing.
 
-    `progress` is called with a stage, and how much of it is done. Raises ConfigError, JetcaptureError; what was done
-    until then stays, and another run goes on.
+    `progress` is called with a stage and its progress. Raises ConfigError, JetcaptureError; finished work stays, and
+    another run continues.
     """
     if own_suffix(config):
         raise ConfigError(f"block.format: {config.block.format} cannot be read back, which redecode needs")

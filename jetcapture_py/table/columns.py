@@ -63,7 +63,7 @@ _INTEGER_BITS = 32
 
 
 def first_columns(time: int) -> Schema:
-    """Return the initial columns of a table, including the partitioning one: not every object has event time."""
+    """Return the initial columns of a table: the event time if it partitions the files, as not every object has it."""
     return (
         Schema(NestedField(time, layout.TIME, TimestamptzType())) if time == layout.FIELD_IDS[layout.TIME] else Schema()
     )

@@ -54,7 +54,7 @@ class TableResult:
     unsettled: int
     """Objects of complete buckets that wait: they overlap and may share messages, or cannot be read."""
     complete_to: datetime | None
-    """The table has every message of buckets that ended up to this time; None without complete buckets."""
+    """The table has every message of buckets that ended up to this time; None for an empty table."""
     renamed: Sequence[str]
     """Columns with their type in the name, because another column has the plain name."""
     left_out: Mapping[str, str]

@@ -25,7 +25,7 @@ class TablesErased:
     snapshots: int = 0
     """Number of forgotten snapshots."""
     remains: list[str] = field(default_factory=list)
-    """Remaining references to such objects, or possible ones."""
+    """Remaining references to the removed objects, or possible ones."""
     unnamed: list[File] = field(default_factory=list)
     """Manifests and manifest lists without a snapshot, left by killed commits."""
     directories: list[str] = field(default_factory=list)
@@ -46,8 +46,8 @@ def drop_objects(
 ) -> TablesErased:
     """Remove objects from the tables before they are deleted, and forget all earlier snapshots.
 
-    With `erased`, also remove vanished objects that may have had erased messages, because maintenance may have put them
-    back, and find manifests without a snapshot.
+    With `erased`, also search tags and branches for vanished objects that may have had erased messages, and find
+    manifests without a snapshot.
     """
     names, root, done = table_names(config), root_url(archive), TablesErased()
     leaving, present = frozenset(paths), set[str]()

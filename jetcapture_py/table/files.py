@@ -87,7 +87,7 @@ def _has_bounds(type_: pa.DataType) -> bool:
     types = pa.types
     if types.is_timestamp(type_):
         return bool(type_.unit == "us")
-    signed = types.is_integer(type_) and not types.is_uint32(type_)  # Parquet's statistics of which are signed
+    signed = types.is_integer(type_) and not types.is_uint32(type_)  # its statistics in Parquet are signed
     text = types.is_string(type_) or types.is_large_string(type_)
     return (
         signed

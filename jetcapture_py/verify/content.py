@@ -1,9 +1,9 @@
 """Compare the content of every message in the stream with the archive: timestamp, subject, headers, payload.
 
 The stream is read once, in order, a window of sequences at a time, and kept as hashes. Objects are then read for each
-window that they overlap. Memory is bounded by a window's hashes and a row group of each object being read. Hashes are
-polynomials modulo 2^64 with an odd base, so a changed bit or two exchanged bytes always change them: they detect
-accidents, not attacks.
+window that they overlap. Memory is bounded by a window's hashes and a row group of each object being read. Hashes of
+values up to 64 KiB are polynomials modulo 2^64 with an odd base, so a changed bit or two exchanged bytes always change
+them: they detect accidents, not attacks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _COLUMNS = (
 )
 _NO_NANOS = -1
 _PIECE = 1 << 16
-"""Bytes hashed at once; longer values are hashed one at a time."""
+"""Bytes hashed at once; a longer value is hashed alone, with BLAKE2b."""
 _BASE = 0x9E3779B97F4A7C15
 _MODULUS = 1 << 64
 

@@ -181,7 +181,7 @@ class ObjectExaminer:
     def _present(self, entries: Mapping[str, str], low: int, high: int) -> bool | None:
         """Whether all (True) or none (False) of an object's messages are current; None: some or unknown.
 
-        `own` are its footer's entries, `low` and `high` its earliest and latest timestamp.
+        `entries` are those of its footer, `low` and `high` its earliest and latest timestamp.
         """
         return (
             True if self.incarnation is None else self.incarnation.holds(entries.get("stream_created", ""), low, high)
@@ -354,7 +354,7 @@ class _ParquetObject:
                 self._check_keys(table)
 
     def check_keys(self) -> None:
-        """Check the lowest and highest key of every row group; without statistics, the keys of the first row group."""
+        """Check the lowest and highest key of every row group, and all keys of the first one without statistics."""
         if self._name.quarantine:
             return
         if layout.KEY not in self._paths:

@@ -45,7 +45,7 @@ class HoleFinder:
 
     @property
     def overdue(self) -> Seqs:
-        """Number of further ones that the watermark covers by its time."""
+        """Missing messages beyond both that the watermark covers by its time."""
         return self.missing.within(max(self._floor, self._promised_seq) + 1, self.missing.last or 0)
 
     def compare(self, seqs: Seqs, times: Nanos, first: int, last: int, *, doubtful: bool = False) -> None:

@@ -205,7 +205,10 @@ class _Comparison:
     """Findings of skipped comparisons."""
 
     async def find_holes(self) -> int | None:
-        """Look up missing sequences in the stream; return its first sequence afterwards, None if it was not read."""
+        """Look up missing sequences in the stream; return its first sequence afterwards, None on failure.
+
+        A stream that deletes acknowledged messages is not read, and counts as empty.
+        """
         state, scope = self.server.state, self.scope
         if state.retention in GONE_ONCE_ACKED:
             reason = f"the stream: it deletes acknowledged messages (retention {state.retention})"

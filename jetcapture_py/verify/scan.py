@@ -365,7 +365,7 @@ def examine_all(
         others = {file.path for file in files} - {file.path for file, _ in objects}
         for path in sorted(others):
             name = path.rpartition("/")[2]
-            # of a killed process, or moved aside: not read by anything
+            # of a killed process, or moved aside: nothing reads it
             if not (name.startswith(".") and name.endswith((".tmp", ASIDE))):
                 unusable.foreign.add(path)
         gone = False
