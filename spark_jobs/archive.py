@@ -293,6 +293,6 @@ def _bounds(entries: DataFrame, known: Sequence[BucketIncarnation]) -> dict[int,
     if len(known) == 1:
         return {}
     micros = sf.unix_micros(layout.TIMESTAMP)
-    number = reduce(Column.__add__, ((micros >= life.created).cast("int") for life in known[1:]))
+    number = reduce(Column.__add__, ((micros >= later.created).cast("int") for later in known[1:]))
     rows = entries.groupBy(number.alias("number")).agg(sf.min(layout.SEQ), sf.max(layout.SEQ)).collect()
     return {known[number].created: (first, last) for number, first, last in rows}

@@ -65,9 +65,9 @@ def read_archive(
 ) -> pa.RecordBatchReader:
     """Return the archive of `stream` under `url` as Arrow batches, with `key`, `date` and `hour` as string columns.
 
-    `start` (inclusive) and `end` (exclusive) filter by `_nats_timestamp`, `event_start` and `event_end` by the time of
-    the buckets: `_nats_time`, or `_nats_timestamp` in objects without that column. Each is a datetime with a time zone,
-    a date (its beginning in UTC), or RFC 3339 text. `keys` filters by key; None stands for messages without one.
+    `start` (inclusive) and `end` (exclusive) filter by `_nats_timestamp`, `event_start` and `event_end` by
+    `_nats_time`, or `_nats_timestamp` in objects without that column. Each is a datetime with a time zone, a date (its
+    beginning in UTC), or RFC 3339 text. `keys` filters by key; None stands for messages without one.
     `columns` lists the columns to return, or is a predicate on names.
 
     `dedupe`: `auto` drops copies where object names allow any; `full` compares all messages, for archives whose key

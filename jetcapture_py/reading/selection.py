@@ -30,16 +30,16 @@ class Selection:
     """The messages to read; None for no limit."""
 
     start: datetime | None = None
-    """First timestamp in the stream,"""
+    """Earliest timestamp in the stream, inclusive."""
     end: datetime | None = None
-    """until before this one."""
+    """Latest timestamp in the stream, exclusive."""
     keys: list[str | None] | None = None
     event_start: datetime | None = None
-    """First bucket time (`block.time`),"""
+    """Earliest time by `block.time`, inclusive."""
     event_end: datetime | None = None
-    """until before this one."""
+    """Latest time by `block.time`, exclusive."""
     seqs: tuple[int, int] | None = None
-    """The first and the last sequence."""
+    """First and last sequence, inclusive."""
     _times: tuple[float, float] = field(init=False, repr=False, compare=False)
     """`start` and `end` in seconds since the epoch."""
     _event_times: tuple[float, float] = field(init=False, repr=False, compare=False)
@@ -73,7 +73,7 @@ class Selection:
 
     @property
     def by_event(self) -> bool:
-        """Whether the bucket time is bounded."""
+        """Whether the time by `block.time` is bounded."""
         return self.event_start is not None or self.event_end is not None
 
     def needs_times(self, name: ObjectName) -> bool:

@@ -39,7 +39,7 @@ class Published(WriterCommitMessage):
 
 
 def prepared(options: WriteOptions, schema: st.StructType) -> Written:
-    """Return the function that makes messages from rows. Raises ConfigError for columns that cannot be sent."""
+    """Return the preparation of rows for the sink. Raises JetcaptureError for columns that cannot be sent."""
     return Written(Rows(schema, options.subject or "{subject}", WRITTEN, format=options.format))
 
 
@@ -49,7 +49,7 @@ class _Writer:
     def __init__(self, options: WriteOptions, schema: st.StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise ConfigError("a stream only accepts mode append")
-        prepared(options, schema)  # raises ConfigError for columns that cannot be sent
+        prepared(options, schema)  # raises JetcaptureError for columns that cannot be sent
         self._options, self._schema = options, schema
         self._save = uuid.uuid4().hex
 

@@ -93,7 +93,7 @@ def encode_values(column: pa.Array, kind: st.DataType) -> pa.BinaryArray:
 
 
 def _values(array: pa.Array, kind: st.DataType) -> list[Any]:
-    """Convert to Python values that `encode_json` encodes, also a Variant."""
+    """Convert to Python values that `encode_json` encodes, including a Variant."""
     if isinstance(kind, st.VariantType):
         parts = (array.field(name).to_pylist() for name in ("value", "metadata"))
         with localcontext(prec=_VARIANT_DIGITS):

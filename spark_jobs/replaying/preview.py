@@ -19,7 +19,7 @@ SAFE_WINDOW = 120.0
 
 _SHOWN = 5
 _SLICE = 10_000_000
-"""Length of a time slice, in microseconds, in which a stream's sequences are compared."""
+"""Length of an interval, in microseconds, in which a stream's sequences are compared."""
 
 
 def describe(messages: DataFrame, streams: Sequence[Stream], *, archived: bool) -> Iterator[str]:
@@ -73,8 +73,8 @@ def warnings(streams: Iterable[Stream], *, archived: bool) -> Iterator[str]:
 def is_recreated(messages: DataFrame, names: Sequence[str]) -> bool:
     """Whether the rows span several incarnations of a stream: a later message has a lower sequence.
 
-    `names` are the columns of stream, sequence and timestamp. Compares time slices, and the lowest and highest sequence
-    in each, to avoid sorting.
+    `names` are the columns of stream, sequence and timestamp. Compares intervals of time, and the lowest and highest
+    sequence in each, to avoid sorting.
     """
     columns = [sf.col(quoted(name)).alias(column) for name, column in zip(names, layout.IDENTITY, strict=True)]
     rows = messages.select(*columns).withColumn(layout.TIMESTAMP, sf.unix_micros(layout.TIMESTAMP))
