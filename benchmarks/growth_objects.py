@@ -1,8 +1,7 @@
 """Whether the hundred-thousandth object of an archive costs those who read it what the first one did; see `growth`.
 
-An archive of small objects: 20 keys, of each five objects in every quarter of an hour, of ten messages each, whose
-sequences alternate with those of the other keys, so that names do not tell them. The stream has none of the messages
-any more.
+An archive of small objects: five for each of 20 keys in every quarter of an hour, with ten messages each. The keys'
+sequences alternate, so they do not follow from names. The stream no longer has the messages.
 
 As a program, measures what Spark jobs plan: `python -m benchmarks.growth_objects ARCHIVE`.
 """
@@ -84,13 +83,13 @@ async def acknowledged(url: str, messages: int) -> str:
 
 
 def peak(process: int) -> int:
-    """The most memory that a process ever had, in bytes; getrusage would begin with what the one that made it had."""
+    """Return the peak memory of a process in bytes; getrusage would begin with that of its parent."""
     found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{process}/status").read_text())
     return int(found[1]) << 10 if found else 0
 
 
 def proven(config: Path, *options: str) -> Cost:
-    """What `jetcapture verify` takes."""
+    """Return the cost of `jetcapture verify`."""
     command = [sys.executable, "-m", "jetcapture_py", "verify", str(config), *options]
     most = 0
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
@@ -117,16 +116,16 @@ def measure(objects: int, *, deep: bool) -> list[Cost]:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        return costs + [Cost(**each) for each in json.loads(planned.stdout)]
+        return costs + [Cost(**cost) for cost in json.loads(planned.stdout)]
 
 
 def report(counts: list[int], *, deep: bool) -> None:
     """Print the figures of archives of so many objects."""
     for objects in counts:
         for cost in measure(objects, deep=deep):
-            each = cost.cpu / objects * 1000
+            per_object = cost.cpu / objects * 1000
             print(
-                f"{objects:>9,} objects  {cost.what:22} {cost.cpu:>7.2f} CPU s {each:>6.2f} ms/object"
+                f"{objects:>9,} objects  {cost.what:22} {cost.cpu:>7.2f} CPU s {per_object:>6.2f} ms/object"
                 f" {cost.peak >> 20:>5,} MiB",
                 flush=True,
             )
@@ -146,8 +145,8 @@ def planned(archive: str) -> list[Cost]:
     costs = []
 
     def cpu() -> float:
-        times = [each.cpu_times() for each in (this, *this.children(recursive=True))]
-        return sum(each.user + each.system for each in times)
+        times = [process.cpu_times() for process in (this, *this.children(recursive=True))]
+        return sum(used.user + used.system for used in times)
 
     def timed(what: str, work: Callable[[], object]) -> None:
         before = cpu()

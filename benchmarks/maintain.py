@@ -100,10 +100,10 @@ def linked(root: Path, copy: Path) -> None:
 def resident(process: psutil.Process, cpu: dict[int, float]) -> int:
     """Return the resident bytes of a process and of all that it started; note the CPU seconds of each in `cpu`."""
     total = 0
-    for each in (process, *process.children(recursive=True)):
+    for member in (process, *process.children(recursive=True)):
         try:
-            total += each.memory_info().rss
-            cpu[each.pid] = sum(each.cpu_times()[:2])
+            total += member.memory_info().rss
+            cpu[member.pid] = sum(member.cpu_times()[:2])
         except psutil.Error:
             continue
     return total

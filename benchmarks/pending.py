@@ -36,7 +36,7 @@ MODES: dict[str, type[Acks]] = {"shared": Shared, "ordered": Ordered}
 
 
 class Usage(NamedTuple):
-    """The server's, per second; `pending` is what it says is unacknowledged."""
+    """The server's usage per second; `pending` is its number of unacknowledged messages."""
 
     cpu: float
     written: float
@@ -160,8 +160,8 @@ async def main() -> None:
         for pending in chosen.pending:
             for mode in MODES:
                 runs.setdefault((pending, mode), []).append(await usage(mode, pending, chosen.rate, chosen.seconds))
-    for (pending, mode), each in runs.items():
-        cpu, written, seen = (statistics.median(values) for values in zip(*each, strict=True))
+    for (pending, mode), usages in runs.items():
+        cpu, written, seen = (statistics.median(values) for values in zip(*usages, strict=True))
         print(f"{pending:>9,} {mode:8} {cpu:6.1%} of a core  {written / 1e6:6.1f} MB/s written  {seen:>9,.0f} pending")
 
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.plan_names [--names 10000 100000 1000000] [--rounds 3]
 
-The objects of the day and of the one before are written: a bucket may be a day long, which its footer tells. Those of
-earlier days are names alone, which the archive lists with them: what a store takes to list so many objects is not in
-the figures. Each number of names has a process of its own.
+The objects of the day and of the one before are written, because a time slice may be a day long, as only the footer
+says. Those of earlier days are names alone, which the archive lists with them: what a store takes to list so many
+objects is not in the figures. Each number of names has a process of its own.
 """
 
 from __future__ import annotations

@@ -60,10 +60,10 @@ def put_for(driver: str, endpoint: str, size: int, threads: int, seconds: float)
     started, cpu = time.perf_counter(), time.process_time()
     until = started + seconds
     workers = [threading.Thread(target=work) for _ in range(threads)]
-    for each in workers:
-        each.start()
-    for each in workers:
-        each.join()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
     elapsed, used = time.perf_counter() - started, time.process_time() - cpu
     return {
         "puts per second": len(done) / elapsed,

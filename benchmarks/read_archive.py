@@ -38,9 +38,9 @@ KEYS = ("eu", "us", "apac", "latam")
 INTERVAL = 900
 
 
-def archive(root: Path, rows: int, overlap: float) -> int:
-    """Write `rows` messages in four keys and a day's quarters of an hour, the share `overlap` of them as two objects
-    that overlap. How many objects there are."""
+def archive(root: Path, rows: int, overlap: float) -> None:
+    """Write `rows` messages in four keys and a day's quarters of an hour, the share `overlap` of these as two objects
+    that overlap."""
     groups = [(key, bucket) for bucket in range(0, 86_400, INTERVAL) for key in KEYS]
     each = rows // len(groups)
     random = np.random.default_rng(1)
@@ -54,7 +54,6 @@ def archive(root: Path, rows: int, overlap: float) -> int:
             write(root, key, bucket, table.slice(count // 2))
         else:
             write(root, key, bucket, table)
-    return len(groups) + len(copied)
 
 
 def messages(random: np.random.Generator, key: str, first: int, bucket: int, count: int) -> pa.Table:

@@ -72,9 +72,9 @@ def values(text: str) -> str:
 
 
 def chart_schema() -> str:
-    """Return the schema of the chart's values with the model's settings, of which every one is optional there.
+    """Return the schema of the chart's values with the model's settings, all of them optional.
 
-    Helm knows no lookahead in patterns, and shows whole patterns to the user: they are short here.
+    Patterns are short, because Helm supports no lookahead and shows whole patterns to the user.
     """
     described = json.loads((CHART / "values.schema.json").read_text())
     model = schema()
@@ -113,7 +113,7 @@ def _for_helm(node: Any) -> Any:
 
 
 def _rows_of_values(node: Mapping[str, Any], defaults: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Yield a row for each value of a section; a section itself is none."""
+    """Yield a row for each value; a section itself has none."""
     for name, value in node["properties"].items():
         default = defaults.get(name)
         if value.get("additionalProperties") is False:

@@ -4,7 +4,8 @@
 
 Devices publish to `readings.{site}-{number}`. A payload is any number of readings of 16 bytes, each the time in
 microseconds since 1970 and a value. Every reading becomes a row of the archive, with `_nats_row` as its position in
-the message, and every site a directory. CONFIG is as ever; its `decode.format` and `key` are not used.
+the message, and every site a directory. CONFIG is a capture's configuration; its `decode.format` and
+`key` are not used.
 """
 
 from __future__ import annotations

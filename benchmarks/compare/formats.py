@@ -27,7 +27,7 @@ Encode = Callable[[bytes], bytes]
 
 
 def encoder(name: str) -> Encode:
-    """What makes a message in the format `name` of an order in JSON."""
+    """Return the function from an order in JSON to a message in the format `name`."""
     return {"msgpack": _msgpack, "csv": _csv, "avro": _avro, "protobuf": _protobuf}[name]()
 
 

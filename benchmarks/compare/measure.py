@@ -1,7 +1,7 @@
 """One run, measured from outside: the server says when the first message goes out and when the last is acknowledged.
 
-So starting an interpreter or a runtime is no part of the rate. CPU seconds are the process's whole life, its children
-included, less what it had used when the first message went out; what it had used by then is told beside it.
+So starting an interpreter or a runtime is not part of the rate. CPU seconds are those of the process and its children
+after the first message went out; those before are reported separately.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.compare.storage import Stored
 from tests.support.busy import busy_loops
 
 BEFORE, DURING = 0.005, 0.02
-"""Seconds between two questions to the server, before the first message and from then on."""
+"""Seconds between two requests to the server, before the first message and from then on."""
 STUCK = 120.0
 """Seconds without any progress after which a run has failed."""
 GRACE = 60.0
@@ -76,7 +76,7 @@ class Process:
         return 0.0
 
     def ended(self) -> bool:
-        """Whether it has ended. Raises FailedError if not as it should have."""
+        """Whether it has ended. Raises FailedError if it failed."""
         if self._popen.returncode is None:
             pid, status, usage = os.wait4(self._popen.pid, os.WNOHANG)
             if pid == 0:
@@ -191,7 +191,7 @@ async def _ask(client: Client, what: str, work: Work, body: dict[str, Any] | Non
 
 
 def _high_water(pid: int) -> int:
-    """Most bytes that ever were resident, as Linux tells; 0 elsewhere."""
+    """Peak resident bytes on Linux; 0 elsewhere."""
     with contextlib.suppress(OSError):
         found = re.search(r"^VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
         return int(found[1]) * 1024 if found else 0

@@ -1,4 +1,4 @@
-"""What all receive: orders in JSON, or in another format, stored once for each scenario."""
+"""The messages: orders in JSON, or in another format, stored once for each scenario."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jetcapture_py.jetstream.publish.publisher import Publisher
 from tests.support.publishing import connect
 
 ITEMS = 200
-"""Different items: their text repeats, as what is in a catalogue does."""
+"""Different items: their texts repeat, as in a catalogue."""
 ROWS = 20_000
 STREAM_BYTES = 1 << 30
 UNACKED = 50_000
@@ -26,11 +26,10 @@ TEXT = """
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """Messages of about `size` bytes, evenly over `keys` regions, taken by `replicas` processes together.
+    """Messages of about `size` bytes, evenly over `keys` regions, received by `replicas` processes together.
 
-    `unacked` is how many of them the consumer lets be unacknowledged, `format` what the orders are written in. `busy`
-    other processes do nothing but use a core meanwhile. `bundles` is the setting of jetcapture, which has no block of
-    its own for each key then.
+    `unacked` is the consumer's max_ack_pending, `format` that of the orders. Meanwhile, each of `busy` other processes
+    occupies a core. `bundles` is the setting of jetcapture.
     """
 
     size: int = 250
@@ -65,7 +64,7 @@ class Scenario:
 
 
 def fitting(messages: int, size: int) -> int:
-    """How many messages of `size` bytes at most, so that a stream stays below `STREAM_BYTES`."""
+    """Return `messages`, or fewer if a stream of that size would exceed `STREAM_BYTES`."""
     return min(messages, STREAM_BYTES // size)
 
 

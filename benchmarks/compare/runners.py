@@ -1,4 +1,4 @@
-"""What is compared: how a program is started, which consumer it gets, and where it leaves what it stores."""
+"""The programs in the comparison: how each is started, its consumer, and the files that it stores."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ FORMATS = tuple(f"jetcapture-{name}" for name in formats.FORMATS if name != "jso
 
 
 def pinned(_: Scenario) -> Mapping[str, Any]:
-    """What a consumer of `source.mode: ordered` has beside the ordinary."""
+    """Return the further settings of a consumer of `source.mode: ordered`."""
     config = consumer_config(SourceConfig(stream="S", consumer="C", mode="ordered"))
     return {name: config[name] for name in config if name.startswith(("ack_", "priority_"))}
 
@@ -111,7 +111,7 @@ def limit(group: str = "") -> Runner:
     def command(work: Work) -> list[str]:
         address = urlsplit(work.url)
         script = str(peers.SOURCES / "limit.py")
-        # the server drops who lets more than 64 MB wait
+        # the server drops a client with more than 64 MB waiting
         pull = str(min(BATCH, BATCH_BYTES // work.scenario.size // 5))
         stream = work.scenario.stream
         consumer = [work.consumer, pull, *([group] if group else [])]

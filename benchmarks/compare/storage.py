@@ -25,7 +25,7 @@ from tests.support.drivers import options_for
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What is in a target: objects, their bytes, and of which messages it holds rows."""
+    """Contents of a target: objects, their bytes, their rows, and the different messages in these."""
 
     objects: int = 0
     bytes: int = 0
@@ -46,14 +46,14 @@ READERS: dict[str, Callable[[Any, str], pa.Table]] = {"parquet": _parquet, "csv"
 
 
 class Target:
-    """An empty place to store to: a directory, or with `options`, which are s3fs's, a bucket; `driver` stores there."""
+    """An empty directory, or with options of s3fs a bucket, to which jetcapture stores through `driver`."""
 
     def __init__(self, place: str, options: dict[str, Any] | None = None, driver: str = "fsspec") -> None:
         self._place, self._options, self._driver = place, options, driver
 
     @property
     def directory(self) -> Path:
-        """The directory, for those who know no other store."""
+        """The directory, for programs without another store."""
         return Path(self._place)
 
     @property
@@ -92,16 +92,14 @@ class Storage:
         self._directory = directory
         self._options: dict[str, Any] = {}
         self._stack = contextlib.ExitStack()
-        self.server = ""
         if kinds <= {"local"}:
             return
         if shutil.which("versitygw"):
             endpoint = self._stack.enter_context(versity.Versity(directory / "versity")).endpoint
-            self._options, self.server = versity.options(endpoint), "versitygw"
+            self._options = versity.options(endpoint)
         else:
             endpoint = self._stack.enter_context(s3.serve())
             self._options = {**s3.CREDENTIALS, "client_kwargs": {"endpoint_url": endpoint, "region_name": "us-east-1"}}
-            self.server = "moto"
 
     @contextlib.contextmanager
     def target(self, kind: str) -> Iterator[Target]:
