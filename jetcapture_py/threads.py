@@ -26,8 +26,8 @@ async def in_pool(threads: Executor, work: Callable[..., T], *args: Any) -> T:
     return await asyncio.get_running_loop().run_in_executor(threads, copy_context().run, work, *args)
 
 
-def futures_of(do: Callable[[Item], T], items: Iterable[Item], workers: int, most: int) -> Generator[Future[T]]:
-    """Yield the future of `do` for every item, in order; at most `most` are ahead of the caller.
+def futures_of(do: Callable[[Item], T], items: Iterable[Item], workers: int, max_ahead: int) -> Generator[Future[T]]:
+    """Yield the future of `do` for every item, in order; at most `max_ahead` of them are not taken yet.
 
     Closing the generator cancels calls that have not begun.
     """
@@ -35,7 +35,7 @@ def futures_of(do: Callable[[Item], T], items: Iterable[Item], workers: int, mos
     threads = ThreadPoolExecutor(workers, "read")
     try:
         for item in items:
-            if len(waiting) >= most:
+            if len(waiting) >= max_ahead:
                 yield waiting.popleft()
             waiting.append(threads.submit(do, item))
         while waiting:

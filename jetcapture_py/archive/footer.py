@@ -35,8 +35,10 @@ def length(tail: bytes) -> int:
 
 
 def find(end: Callable[[int], bytes], usual: int = USUAL) -> bytes:
-    """Return the footer, with its length and magic bytes, of a file of which `end(n)` gives the last n bytes, or all if
-    it has fewer; b"" if it is not Parquet. `usual` is how many bytes are read at first."""
+    """Return a file's footer, with its length and magic bytes; b"" if the file is not Parquet.
+
+    `end(n)` returns the last n bytes of the file, or all if it has fewer. `usual` is the first n.
+    """
     tail = end(usual)
     size = length(tail)
     if size > len(tail) == usual:
@@ -73,9 +75,9 @@ def group_bounds(group: Any, column: str) -> tuple[Any, Any] | None:
 
 def is_proven(footer: bytes) -> bool:
     """Whether a footer, with its length and magic bytes, has a valid checksum."""
-    for place in layout.checksum_offsets(footer, layout.FOOTER_CHECKSUM):
-        digits = footer[place : place + layout.CHECKSUM_DIGITS]
-        if layout.checksum([footer], [place]).encode() == digits:
+    for offset in layout.checksum_offsets(footer, layout.FOOTER_CHECKSUM):
+        digits = footer[offset : offset + layout.CHECKSUM_DIGITS]
+        if layout.checksum([footer], [offset]).encode() == digits:
             return True
     return False
 

@@ -133,7 +133,7 @@ def check_created(created: str) -> None:
 
 
 def in_order(created: Iterable[str]) -> list[str]:
-    """Return distinct creation times, oldest first; "" is none."""
+    """Return the distinct creation times, oldest first, without ""."""
     return sorted(filter(None, {*created}), key=moment)
 
 
@@ -184,7 +184,7 @@ def span(created: Collection[str], chosen: Sequence[str]) -> tuple[int, int] | N
     return began if min(births) < began else -1 << 62, min(later, default=1 << 62)
 
 
-class Life(NamedTuple):
+class LineageEntry(NamedTuple):
     """An incarnation as a part of a stream's lineage."""
 
     created: str
@@ -194,19 +194,19 @@ class Life(NamedTuple):
     """The last sequence from earlier incarnations; 0 for none."""
 
 
-def lineage(created: Iterable[str], restored: Callable[[str], int]) -> tuple[Life, ...]:
+def lineage(created: Iterable[str], restored: Callable[[str], int]) -> tuple[LineageEntry, ...]:
     """Return the incarnations that make up the newest one, newest first.
 
     `restored` returns an incarnation's last sequence from earlier incarnations; 0 for none. Their messages after it are
     a fork, and not part of the stream.
     """
-    lives, last = list[Life](), _FOREVER
+    entries, last = list[LineageEntry](), _FOREVER
     for birth in created:
-        lives.append(Life(birth, last, min(last, restored(birth))))
-        last = lives[-1].restored
+        entries.append(LineageEntry(birth, last, min(last, restored(birth))))
+        last = entries[-1].restored
         if not last:
             break
-    return tuple(lives)
+    return tuple(entries)
 
 
 def are_of(links: Iterable[Link], seqs: Seqs, times: Micros) -> Mask:

@@ -164,17 +164,17 @@ def digest(seqs: bytes, timestamps: bytes) -> str:
     return state.hexdigest()
 
 
-def checksum(pieces: Iterable[bytes | memoryview], places: Iterable[int]) -> str:
-    """Return a checksum of 16 hex digits over bytes in pieces; the 16 characters at each of `places` count as "0".
+def checksum(pieces: Iterable[bytes | memoryview], offsets: Iterable[int]) -> str:
+    """Return a checksum of 16 hex digits over bytes in pieces; the 16 characters at each of `offsets` count as "0".
 
     The digits are written there later.
     """
     state = hashlib.blake2b(digest_size=CHECKSUM_DIGITS // 2)
-    ordered, position = sorted(places), 0
+    ordered, position = sorted(offsets), 0
     for piece in pieces:
         done = 0
-        for place in ordered:
-            start, end = max(place - position, done), min(place + CHECKSUM_DIGITS - position, len(piece))
+        for offset in ordered:
+            start, end = max(offset - position, done), min(offset + CHECKSUM_DIGITS - position, len(piece))
             if start < end:
                 state.update(piece[done:start])
                 state.update(b"0" * (end - start))
@@ -190,10 +190,10 @@ def checksum_offsets(footer: bytes, entry: str, digits: str = "") -> list[int]:
     With `digits`, return only the offsets of these digits. User data cannot contain them by chance.
     """
     before = f"{METADATA_PREFIX}{entry}".encode() + bytes((0x18, CHECKSUM_DIGITS))  # Thrift: text of that length
-    offsets, place = [], footer.find(before + digits.encode())
-    while place >= 0:
-        offsets.append(place + len(before))
-        place = footer.find(before + digits.encode(), place + 1)
+    offsets, at = [], footer.find(before + digits.encode())
+    while at >= 0:
+        offsets.append(at + len(before))
+        at = footer.find(before + digits.encode(), at + 1)
     return offsets
 
 
@@ -384,10 +384,10 @@ def groups(names: Iterable[ObjectName], bundles: Bundles | None = None) -> Calla
     mixed: set[tuple[str, int]] = set()
     for name in names:
         if not name.quarantine:
-            place = name.stream, name.bucket
+            bucket = name.stream, name.bucket
             layout = layout_of(name, bundles)
-            if layouts.setdefault(place, layout) != layout:
-                mixed.add(place)
+            if layouts.setdefault(bucket, layout) != layout:
+                mixed.add(bucket)
 
     def group(name: ObjectName) -> Group:
         if name.quarantine or (name.stream, name.bucket) not in mixed:

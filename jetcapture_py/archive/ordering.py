@@ -137,8 +137,8 @@ def _in_order(batches: Sequence[pa.RecordBatch], order: Int64s) -> pa.Table:
     lengths = np.diff(starts, append=len(order))
     owners = np.searchsorted(ends, order[starts], side="right")
     offsets = order[starts] - (ends[owners] - [len(batches[owner]) for owner in owners])
-    places = zip(owners.tolist(), offsets.tolist(), lengths.tolist(), strict=True)
-    return pa.Table.from_batches([batches[owner].slice(offset, length) for owner, offset, length in places])
+    slices = zip(owners.tolist(), offsets.tolist(), lengths.tolist(), strict=True)
+    return pa.Table.from_batches([batches[owner].slice(offset, length) for owner, offset, length in slices])
 
 
 def _copied(batches: Sequence[pa.RecordBatch], ends: Int64s, order: Int64s) -> pa.Table:

@@ -60,10 +60,10 @@ class ColumnSet:
     def _with_values(self, table: pa.Table) -> pa.Schema:
         """Drop known columns without values, at any depth."""
         fields = []
-        for known_field, column in zip(table.schema, table.columns, strict=True):
-            of = _type_with_values(column) if known_field.name.lower() in self.names else known_field.type
+        for stored, column in zip(table.schema, table.columns, strict=True):
+            of = _type_with_values(column) if stored.name.lower() in self.names else stored.type
             if of is not None:
-                fields.append(pa.field(known_field.name, of))
+                fields.append(pa.field(stored.name, of))
         return pa.schema(fields)
 
 

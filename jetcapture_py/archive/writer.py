@@ -381,8 +381,8 @@ def _sign(data: pa.Buffer, unsigned: Mapping[str, str]) -> None:
 @lru_cache(maxsize=256)
 def _described(schema: pa.Schema, quarantine: bool) -> tuple[str, pa.Schema]:
     """Return the schema's id and the schema with field ids."""
-    own = layout.schema_id(f"{column.name}:{column.type}" for column in schema)
-    return own, with_field_ids(schema, quarantine=quarantine)
+    schema_id = layout.schema_id(f"{column.name}:{column.type}" for column in schema)
+    return schema_id, with_field_ids(schema, quarantine=quarantine)
 
 
 def _cleared(sink: FileSink | None) -> FileSink | None:
@@ -397,13 +397,13 @@ def _salvaged(batch: pa.RecordBatch, names: Sequence[str], reason: str) -> pa.Re
     """Return the columns `names` of a batch, and the quarantine's."""
     count = len(batch)
     headers = batch.column(layout.RAW_HEADERS) if layout.RAW_HEADERS in batch.schema.names else None
-    left = (layout.RAW_HEADERS, layout.KEY)  # the quarantine has no keys
-    kept = batch.select([name for name in batch.schema.names if name in names and name not in left])
-    taken = (layout.STAGE, layout.ERROR)
-    kept = kept.rename_columns([f"decoded_{name}" if name.lower() in taken else name for name in kept.schema.names])
-    kept = kept.append_column(layout.STAGE, pa.array(["encode"] * count, pa.string()))
-    kept = kept.append_column(layout.ERROR, pa.array([reason] * count, pa.string()))
-    return kept.append_column(layout.RAW_HEADERS, pa.nulls(count, pa.binary()) if headers is None else headers)
+    dropped = (layout.RAW_HEADERS, layout.KEY)  # the quarantine has no keys
+    rows = batch.select([name for name in batch.schema.names if name in names and name not in dropped])
+    reserved = (layout.STAGE, layout.ERROR)
+    rows = rows.rename_columns([f"decoded_{name}" if name.lower() in reserved else name for name in rows.schema.names])
+    rows = rows.append_column(layout.STAGE, pa.array(["encode"] * count, pa.string()))
+    rows = rows.append_column(layout.ERROR, pa.array([reason] * count, pa.string()))
+    return rows.append_column(layout.RAW_HEADERS, pa.nulls(count, pa.binary()) if headers is None else headers)
 
 
 def _conformed(batches: Sequence[pa.RecordBatch]) -> Sequence[pa.RecordBatch]:

@@ -155,7 +155,7 @@ class Announcer:
             for kind, receiver in self._receivers.items():
                 try:
                     receiver.waiting.put_nowait(stored)
-                    receiver.left += 1
+                    receiver.undelivered += 1
                 except asyncio.QueueFull:
                     self._failed(kind, f"{MAX_WAITING} objects are already waiting", stored.name.path)
 
@@ -171,8 +171,8 @@ class Announcer:
                     await receiver.waiting.join()
         except TimeoutError:
             for kind, receiver in self._receivers.items():
-                if left := receiver.left:
-                    self._failed(kind, "drain_timeout", "", left)
+                if undelivered := receiver.undelivered:
+                    self._failed(kind, "drain_timeout", "", undelivered)
 
     async def _deliver(self, kind: str, receiver: _Receiver) -> None:
         with receiver.context:
@@ -186,7 +186,7 @@ class Announcer:
                 except Exception as error:
                     self._failed(kind, error, stored.name.path)
                 finally:
-                    receiver.left -= 1
+                    receiver.undelivered -= 1
                     receiver.waiting.task_done()
 
     async def _publish(self, stored: StoredObject) -> None:
@@ -220,7 +220,7 @@ class _Receiver:
     ) -> None:
         self.deliver, self.context = deliver, context
         self.waiting: asyncio.Queue[StoredObject] = asyncio.Queue(MAX_WAITING)
-        self.left = 0
+        self.undelivered = 0
         """Objects not announced yet, including the one in progress."""
 
 

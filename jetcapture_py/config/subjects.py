@@ -46,6 +46,8 @@ def matches(subject: str, filters: Iterable[str]) -> bool:
 
 def regex_of(patterns: Iterable[str]) -> str:
     """Return a regular expression for subjects that match any of the patterns. Arrow and Java interpret it alike."""
-    wanted = {"*": r"[^.]+", ">": r"(?s:.+)"}
-    texts = (r"\.".join(wanted.get(token) or re.escape(token) for token in subject.split(".")) for subject in patterns)
+    wildcards = {"*": r"[^.]+", ">": r"(?s:.+)"}
+    texts = (
+        r"\.".join(wildcards.get(token) or re.escape(token) for token in pattern.split(".")) for pattern in patterns
+    )
     return rf"^(?:{'|'.join(texts)})\z"

@@ -252,13 +252,13 @@ class StoreObjects:
 
         As with a KV bucket, a recreated mirror and a restored store continue the earlier one.
         """
-        lives = incarnations(self._storage, self._stream, None, None)
+        recorded = incarnations(self._storage, self._stream, None, None)
         bounds: dict[int, Bounds] = {}
-        if any(life.continues for life in lives[1:]):
+        if any(incarnation.continues for incarnation in recorded[1:]):
             identities = read_identities(self._storage, self._objects, self._objects)
             seqs, times = (np.concatenate(columns) for columns in zip(*identities, strict=True))
-            bounds = bounds_by_incarnation([life.created for life in lives], seqs, times)
-        return start_of(lives, until, bounds)[1]
+            bounds = bounds_by_incarnation([incarnation.created for incarnation in recorded], seqs, times)
+        return start_of(recorded, until, bounds)[1]
 
 
 def _clusters(parts: Iterable[ObjectPart]) -> Iterator[list[ObjectPart]]:

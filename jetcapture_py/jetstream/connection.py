@@ -80,7 +80,7 @@ async def connect(
     while True:
         problem: list[Exception] = []
 
-        async def note(error: Exception, problem: list[Exception] = problem) -> None:
+        async def record(error: Exception, problem: list[Exception] = problem) -> None:
             problem.append(error)
 
         client = Connection(require_tls=_wants_tls(config), renew=_renewals(config, options))
@@ -93,7 +93,7 @@ async def connect(
                 reconnect_time_wait=0,
                 connect_timeout=5,
                 ping_interval=PING_INTERVAL,
-                error_cb=note,
+                error_cb=record,
             )
             break
         except (OSError, nats.errors.Error, TimeoutError) as error:
@@ -108,8 +108,8 @@ async def connect(
             await asyncio.sleep(min(0.5, max(0.0, deadline - loop.time())))
     client.watch(on_disconnected, on_reconnected, on_closed, on_error)
     client.options.update(allow_reconnect=True, max_reconnect_attempts=-1, reconnect_time_wait=1)
-    known = {server.uri.netloc for server in client.server_pool}
-    missing = [url for url in config.servers if url.split("://", 1)[1] not in known]
+    pool = {server.uri.netloc for server in client.server_pool}
+    missing = [url for url in config.servers if url.split("://", 1)[1] not in pool]
     client.set_server_pool([server.uri.geturl() for server in client.server_pool] + missing)
     return client
 

@@ -77,23 +77,23 @@ def removal_of(url: str, options: Mapping[str, Any], path: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator or scheme in ("file", "local"):
         return f"rm {shlex.quote(f'{root_of(rest if separator else url, None)}/{path}')}"
-    place, kind = f"{rest.rstrip('/')}/{path}", KINDS.get(scheme)
+    location, kind = f"{rest.rstrip('/')}/{path}", KINDS.get(scheme)
     if kind == "s3":
         client = options.get("client_kwargs") or {}
         flags = {
             "endpoint-url": as_fsspec(options).get("endpoint_url") or client.get("endpoint_url"),
             "profile": options.get("profile"),
         }
-        return f"aws s3 rm {shlex.quote(f's3://{place}')}{_flags(flags)}"
+        return f"aws s3 rm {shlex.quote(f's3://{location}')}{_flags(flags)}"
     if kind == "azure":
-        container, _, name = place.partition("/")
+        container, _, name = location.partition("/")
         container, _, host = container.partition("@")
         account = host.partition(".")[0] or as_fsspec(options).get("account_name")
         flags = {"account-name": account, "container-name": container, "name": name}
         return f"az storage blob delete{_flags(flags)}"
     if kind == "gcs":
-        return f"gcloud storage rm {shlex.quote(f'gs://{place}')}"
-    return f"remove {without_credentials(f'{scheme}://{place}')}"
+        return f"gcloud storage rm {shlex.quote(f'gs://{location}')}"
+    return f"remove {without_credentials(f'{scheme}://{location}')}"
 
 
 def _flags(flags: Mapping[str, Any]) -> str:

@@ -387,10 +387,10 @@ class ArchiveFiles:
         """Remove the empty directories of a stream and its quarantine from a local archive: their names contain
         keys."""
         for directory in (stream, f"{layout.QUARANTINE}/{stream}") if self.local else ():
-            for place, _, _ in os.walk(f"{self._base}/{directory}", topdown=False):
-                if place.count("/") > f"{self._base}/{directory}".count("/"):
+            for below, _, _ in os.walk(f"{self._base}/{directory}", topdown=False):
+                if below.count("/") > f"{self._base}/{directory}".count("/"):
                     with suppress(OSError):  # not empty, or gone
-                        os.rmdir(place)  # noqa: PTH106
+                        os.rmdir(below)  # noqa: PTH106
 
     def old_versions(self, *directories: str) -> Iterator[OldVersion]:
         """Yield S3's noncurrent versions and delete markers of files below directories; nothing for other stores.

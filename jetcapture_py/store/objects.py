@@ -49,12 +49,12 @@ class ObjectStore:
         """Store a small object, and remove it if permitted; do nothing with a root per key."""
         if "{key}" in self.driver.root:
             return
-        path = self._place(f"{PROBE}/{uuid.uuid4().hex}")
+        path = self._rooted(f"{PROBE}/{uuid.uuid4().hex}")
         self._write(path, pa.py_buffer(b"jetcapture"))
         with contextlib.suppress(Exception):
             self.driver.remove(path)
 
-    def _place(self, path: str) -> str:
+    def _rooted(self, path: str) -> str:
         return f"{root_of(self.driver.root, None)}/{path}"
 
     # ------------------------------------------------------------------ small files
@@ -62,7 +62,7 @@ class ObjectStore:
     def read_note(self, path: str) -> bytes | None:
         """Read a metadata file; None if it does not exist."""
         try:
-            return self.driver.read(self._place(path))
+            return self.driver.read(self._rooted(path))
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -71,13 +71,13 @@ class ObjectStore:
     def list_notes(self, directory: str) -> list[str]:
         """List the metadata files in a directory; none if it does not exist."""
         try:
-            entries = [entry for entry in self.driver.list(self._place(directory), deep=False) if not entry.directory]
+            entries = [entry for entry in self.driver.list(self._rooted(directory), deep=False) if not entry.directory]
         except Exception as error:
             raise StoreError(f"cannot list {directory}: {described(error)}") from error
         return sorted(f"{directory}/{entry.path.rpartition('/')[2]}" for entry in entries)
 
     def write_note(self, path: str, data: bytes) -> None:
-        self._write(self._place(path), pa.py_buffer(data))
+        self._write(self._rooted(path), pa.py_buffer(data))
 
     def change_note(self, path: str, change: NoteChange) -> None:
         """Replace a metadata file by the result of `change` for its content, unless it has changed meanwhile.
@@ -99,24 +99,24 @@ class ObjectStore:
 
     def _changed(self, path: str, change: NoteChange) -> bool:
         """Change a metadata file on the condition of its tag; return False if it was changed meanwhile."""
-        place = self._place(path)
-        tag = self._tag(place)  # read before the content, which then has this tag or a later one
+        rooted = self._rooted(path)
+        tag = self._tag(rooted)  # read before the content, which then has this tag or a later one
         content = self.read_note(path)
         data = change(content)
         if data is None:
             return True
         if self._once and tag is None and content is not None:  # created meanwhile: its write would have no condition
             return False
-        return self._write_if(place, data, NEW if content is None else tag)
+        return self._write_if(rooted, data, NEW if content is None else tag)
 
-    def _tag(self, place: str) -> str | None:
+    def _tag(self, path: str) -> str | None:
         """Return the file's tag; None without one."""
         try:
-            return self.driver.stat(place).tag
+            return self.driver.stat(path).tag
         except FileNotFoundError:
             return None
         except Exception as error:
-            raise StoreError(f"cannot read {place}: {described(error)}") from error
+            raise StoreError(f"cannot read {path}: {described(error)}") from error
 
     # ------------------------------------------------------------------ writing
 

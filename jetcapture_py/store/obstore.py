@@ -84,8 +84,8 @@ class ObstoreDriver:
         if scheme not in KINDS:
             raise ConfigError(f"store.driver: obstore is for S3, Azure and Google Cloud Storage, not for {scheme}://")
         self.kind, self.options = KINDS[scheme], options
-        place, _, path = rest.rstrip("/").partition("/")
-        self._bucket, _, host = place.partition("@")
+        authority, _, path = rest.rstrip("/").partition("/")
+        self._bucket, _, host = authority.partition("@")
         self.root = f"{self._bucket}/{path}".rstrip("/")
         if "{key}" in self._bucket:
             raise ConfigError("store.url: obstore stores in one bucket, which cannot contain {key}")

@@ -78,8 +78,8 @@ class ArchiveRoot:
             os.close(handle)
 
     @contextmanager
-    def locked(self, note: str) -> Iterator[None]:
-        """Lock a metadata file against other threads and processes, if the file system supports locks.
+    def locked(self, name: str) -> Iterator[None]:
+        """Lock a metadata file's path, or another name, against threads and processes, if the file system has locks.
 
         Raises OSError after `LOCK_TIMEOUT`, and if the marker cannot be written to, which a lock requires.
         """
@@ -87,9 +87,9 @@ class ArchiveRoot:
             try:
                 file = os.open(MARKER, os.O_RDWR | os.O_CLOEXEC, dir_fd=handle)
             except PermissionError as error:
-                raise OSError(error.errno, f"this user cannot lock {note}: make {MARKER} writable") from error
+                raise OSError(error.errno, f"this user cannot lock {name}: make {MARKER} writable") from error
         try:
-            _lock(file, note)
+            _lock(file, name)
             yield
         finally:
             os.close(file)  # also unlocks
@@ -198,9 +198,9 @@ def _write_marker(handle: int) -> None:
     sync_directory(".", handle)
 
 
-def _lock(file: int, note: str) -> None:
-    """Lock the file's byte in the marker. The lock belongs to the open file, so it excludes threads, too."""
-    start = int.from_bytes(hashlib.blake2b(note.encode("utf-8", "surrogateescape"), digest_size=7).digest())
+def _lock(file: int, name: str) -> None:
+    """Lock the name's byte in the marker. The lock belongs to the open file, so it excludes threads, too."""
+    start = int.from_bytes(hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=7).digest())
     request = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, start, 1, 0)
     deadline = time.monotonic() + LOCK_TIMEOUT
     while True:
@@ -213,7 +213,7 @@ def _lock(file: int, note: str) -> None:
         except BlockingIOError as error:
             if time.monotonic() > deadline:
                 reason = f"another capture or command has kept it locked for {LOCK_TIMEOUT:g} s"
-                raise OSError(errno.EAGAIN, f"{note}: {reason}") from error
+                raise OSError(errno.EAGAIN, f"{name}: {reason}") from error
         except OSError as error:
             if error.errno in _NO_LOCKS:
                 return

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from jetcapture_py.archive import layout, stream_config
 from jetcapture_py.archive.arrays import Mask, Micros, Seqs
-from jetcapture_py.archive.incarnations import Life, Link, Origin, are_of, lineage, moment
+from jetcapture_py.archive.incarnations import LineageEntry, Link, Origin, are_of, lineage, moment
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.watermark import Watermark
 from jetcapture_py.errors import SourceError
@@ -98,8 +98,8 @@ class BoundaryFinder:
 
     def __init__(self, files: ArchiveFiles, stream: str, subjects: tuple[str, ...] = ()) -> None:
         self._files, self._stream, self._subjects = files, stream, subjects
-        self._noted: tuple[str, list[str]] | None = None  # the inputs of `_lives`
-        self._lives: tuple[Life, ...] = ()
+        self._noted: tuple[str, list[str]] | None = None  # the inputs of `_entries`
+        self._entries: tuple[LineageEntry, ...] = ()
         self._erased = Erased()
 
     def find(self, session: Session) -> Boundary:
@@ -121,33 +121,33 @@ class BoundaryFinder:
             )
         noted = state.created, files.notes(stream_config.directory(stream))
         if self._noted != noted:
-            self._noted, self._lives = noted, self._lineage(session, state)
-        lives, self._erased = self._lives, files.erased(stream, self._erased)
-        links = tuple((moment(life.created), life.restored) for life in lives if life.restored < _EVERYTHING)
+            self._noted, self._entries = noted, self._lineage(session, state)
+        entries, self._erased = self._entries, files.erased(stream, self._erased)
+        links = tuple((moment(entry.created), entry.restored) for entry in entries if entry.restored < _EVERYTHING)
         same = mark is not None and _is_of(mark, state)
         filters = (mark.filters if mark is not None and same else ()) or [(0, self._subjects)]
-        if len(lives) > 1 and state.first_time < datetime.fromisoformat(state.created):
+        if len(entries) > 1 and state.first_time < datetime.fromisoformat(state.created):
             # restored messages were selected earlier
-            filters = [(0, ()), *((max(after, lives[0].restored), subjects) for after, subjects in filters)]
+            filters = [(0, ()), *((max(after, entries[0].restored), subjects) for after, subjects in filters)]
         archived = 0
         if mark is not None:
-            limit = {life.created: life.last for life in lives}.get(state.created if same else mark.created, 0)
+            limit = {entry.created: entry.last for entry in entries}.get(state.created if same else mark.created, 0)
             archived = min(limit, session.run(_archived(session.reads, mark, state))) if limit else 0
         return Boundary(
             stream=stream,
             state=state,
             archived=archived,
-            created=tuple(life.created for life in lives),
+            created=tuple(entry.created for entry in entries),
             own=OwnMessages(links=links, erased=self._erased),
             filters=tuple(filters),
         )
 
-    def _lineage(self, session: Session, state: StreamState) -> tuple[Life, ...]:
+    def _lineage(self, session: Session, state: StreamState) -> tuple[LineageEntry, ...]:
         """Return the incarnations of the stream's messages, newest first."""
         configs, present = self._files.stream_configs(self._stream), state.created
         older = [config.created for config in reversed(configs) if moment(config.created) < moment(present)]
         if state.mirror or (configs and not older):
-            return (Life(present, _EVERYTHING, _EVERYTHING),)
+            return (LineageEntry(present, _EVERYTHING, _EVERYTHING),)
         still_there = session.run(restored_to(session.reads, self._stream, state))
         continuing = {config.created for config in configs if config.continues}
 

@@ -72,7 +72,7 @@ def header_blocks(
     null for none; they follow the others and replace headers of that name. `lines` are raw lines with line ends, null
     for none; they are not validated.
 
-    `stored` also allows what NATS has accepted before: anything except line breaks, and colons in names. Raises
+    `stored` also allows headers that NATS has accepted: anything except line breaks, and colons in names. Raises
     SourceError for invalid headers.
     """
     parts = []
@@ -138,8 +138,8 @@ def _entries(headers: pa.MapArray) -> tuple[Any, pa.Array, pa.Array]:
     if headers.null_count:
         sizes = np.where(headers.is_valid().to_numpy(zero_copy_only=False), sizes, 0)
     rows = np.repeat(np.arange(len(headers)), sizes)
-    places = np.arange(len(rows)) + np.repeat(offsets[:-1] - (np.cumsum(sizes) - sizes), sizes)
-    at = pa.array(places)
+    indexes = np.arange(len(rows)) + np.repeat(offsets[:-1] - (np.cumsum(sizes) - sizes), sizes)
+    at = pa.array(indexes)
     return rows, headers.keys.take(at), headers.items.take(at)
 
 

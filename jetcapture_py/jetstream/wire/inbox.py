@@ -19,9 +19,10 @@ from jetcapture_py.jetstream.wire.transport import ReceiveBuffer
 MESSAGE_OVERHEAD = 192
 """Bytes of memory per message besides its content: its control line and its row of offsets."""
 
-SUBJECT, REPLY, HEADERS, PAYLOAD, PLACES = 0, 2, 4, 5, 7
-"""Columns of a message's row of offsets: subject start, end; reply start, end; headers start; payload start, end. They
-increase, so consecutive rows are the offsets of an Arrow array in which every seventh element is a subject."""
+SUBJECT, REPLY, HEADERS, PAYLOAD, OFFSETS = 0, 2, 4, 5, 7
+"""Columns of a message's row of offsets, and their number: subject start, end; reply start, end; headers start; payload
+start, end. They increase, so consecutive rows are the offsets of an Arrow array whose every seventh element is a
+subject."""
 
 _SIZE_HEADER = r"\r\nNats-Msg-Size: *[1-9]"
 """Header that a consumer with `headers_only` adds in place of a non-empty payload."""

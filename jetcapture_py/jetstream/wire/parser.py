@@ -15,7 +15,7 @@ from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 from jetcapture_py.archive.arrays import Bytes, Int32s, Int64s, Mask
 from jetcapture_py.archive.arrow_bytes import between, text_of
-from jetcapture_py.jetstream.wire.inbox import PLACES, Inbox
+from jetcapture_py.jetstream.wire.inbox import OFFSETS, Inbox
 from jetcapture_py.jetstream.wire.transport import ReceiveBuffer
 from jetcapture_py.log import event
 
@@ -167,7 +167,7 @@ class FrameParser(Parser):
         """
         base = memory.start
         region = np.frombuffer(memory.segment, np.uint8, len(memory), base)
-        returns = _places(region == _RETURN)
+        returns = _indexes(region == _RETURN)
         if len(returns) < MANY:
             return
         behind = returns[:-1] + 2
@@ -211,7 +211,7 @@ class FrameParser(Parser):
         right[1:] &= starts[1:] == ends[:-1] + 2
         count = len(right) if right.all() else int(right.argmin())
         to_segment = starts - edges[:-1] + base
-        rows = np.empty((count, PLACES), np.int32)
+        rows = np.empty((count, OFFSETS), np.int32)
         for index, column in enumerate(
             (
                 subject + to_segment,
@@ -254,7 +254,7 @@ _WORDS = 4
 """Spaces in the control line of a message with a reply subject; headers have one more."""
 
 
-def _places(where: Mask) -> Int64s:
+def _indexes(where: Mask) -> Int64s:
     """Return the indexes of True values, which must be rare."""
     bits = np.packbits(where)
     some = np.flatnonzero(bits != 0)  # numpy scans booleans eight at a time, but integers one by one

@@ -88,8 +88,8 @@ def codec(declared: pa.DataType, unit: str | None = None, special: Special = lam
     if unit is not None and (declared != TIMESTAMP or unit not in UNITS):
         raise ValueError(f"unit: {show(unit)}: only a timestamp has a unit: s, ms, us or ns")
     types = pa.types
-    if unit is None and (parser := special(declared)) is not None:
-        return parser
+    if unit is None and (special_codec := special(declared)) is not None:
+        return special_codec
     if declared == JSON:
         return Codec(msgspec.Raw, _json_texts)
     if types.is_decimal(declared):
