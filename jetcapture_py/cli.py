@@ -112,7 +112,7 @@ def run(
         from jetcapture_py.jetstream.streams import on_server
 
         files = CaptureFiles(config, http, find=on_server)
-        gc.freeze()  # what was imported is never freed: collections pass over it
+        gc.freeze()  # imported objects are never freed, so collections skip them
         raise typer.Exit(supervisor.run(files, until_caught_up=until_caught_up, keep_going=keep_going, server=server))
     finally:
         if server is not None:

@@ -91,7 +91,7 @@ class Ledger:
         finally:
             shared.captures -= 1
             shared.bytes.subtract(self._bytes)
-            self.memory = Memory(shared.limit)  # of its own
+            self.memory = Memory(shared.limit)  # no longer shared
             self.memory.bytes.update(self._bytes)
 
     @property

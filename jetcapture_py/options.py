@@ -168,7 +168,7 @@ def login(
     if context is None:
         settings |= {name: env.get(variable) or None for name, variable in SECRETS.items()}
         if settings["user"] is None:
-            settings["password"] = None  # it may be the context named by a configuration
+            settings["password"] = None  # a configuration may refer to NATS_PASSWORD
 
     def named(problem: str) -> str:
         name, colon, reason = problem.partition(":")

@@ -57,7 +57,7 @@ class _ErasedFile(SmallFile, frozen=True, kw_only=True):
 
 
 def _printable(text: str) -> str:
-    """Escape what is not UTF-8 in a command line argument."""
+    """Escape bytes of a command line argument that are not UTF-8."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -67,7 +67,7 @@ def _printable(text: str) -> str:
 class SequenceRanges(bytes):
     """Sorted ranges of sequences as int64 bounds: a stream may have millions.
 
-    In JSON, they are what `_encoded_ranges` returns.
+    `_encoded_ranges` gives their JSON.
     """
 
     __slots__ = ()
@@ -262,7 +262,7 @@ def _encoded_ranges(pairs: Int64s) -> list[tuple[int, int]] | str:
 
 
 def _decoded_ranges(listed: list[tuple[int, int]] | str) -> Int64s:
-    """Return what `_encoded_ranges` has encoded. Raises ValueError."""
+    """Decode the result of `_encoded_ranges`. Raises ValueError."""
     values = _decompressed(listed) if isinstance(listed, str) else np.array(listed, np.int64)
     return values.reshape(-1, 2)
 
@@ -273,7 +273,7 @@ def _encoded_times(times: Int64s) -> list[int] | str:
 
 
 def _decoded_times(listed: list[int] | str) -> Int64s:
-    """Return what `_encoded_times` has encoded. Raises ValueError."""
+    """Decode the result of `_encoded_times`. Raises ValueError."""
     return _decompressed(listed) if isinstance(listed, str) else np.cumsum(np.array(listed, np.int64))
 
 

@@ -1,7 +1,7 @@
 """The archive's columns: their order and field ids, and one schema for batches with different columns.
 
 Batches differ that were decoded at different times or by different replicas. `common_type` unites their types by the
-rules of `decode/json_inferred.py`; what becomes text is JSON, unless it was text.
+rules of `decode/json_inferred.py`; values that become text are JSON, unless they were text.
 """
 
 from __future__ import annotations

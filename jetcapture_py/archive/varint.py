@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _LAST = 63
-"""Bits before the tenth byte, of which only one bit is left."""
+"""Bits of the first nine bytes; the tenth may add only one."""
 
 
 def varint(data: bytes, offset: int = 0) -> tuple[int, int]:

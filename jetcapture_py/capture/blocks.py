@@ -294,7 +294,7 @@ class Blocks:
         return self.rules.with_others(lacking, count(both, 1, items) - values)
 
     def _grow(self, block: Block, messages: int, rows: int, size: int) -> None:
-        """Count what is added to a block."""
+        """Count messages added to a block."""
         block.messages += messages
         block.rows += rows
         block.bytes += size

@@ -21,7 +21,7 @@ class Decoding:
         self.preparer = preparer
         self.batch = Received()
         self._ledger = ledger
-        self._messages = FIRST_DECODED_MESSAGES  # at once, so that their columns take about so many bytes
+        self._messages = FIRST_DECODED_MESSAGES  # to decode at once; adapted to the size of their columns
         self._since: float | None = None
         self._threads = ThreadPoolExecutor(1, "decode")
 

@@ -39,7 +39,7 @@ class Encoding:
         self._resident = Resident(ledger.memory.limit // RELEASE_SHARE)
 
     def set_columns(self, columns: pa.Schema | None) -> None:
-        """Remember all columns that the decoder knows of."""
+        """Remember all columns of the decoder."""
         if columns is not None and (self._known is None or columns is not self._known.schema):
             self._known = ColumnSet(columns)
 

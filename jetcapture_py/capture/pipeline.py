@@ -1,7 +1,7 @@
 """The whole pipeline, top to bottom: pull → decode → route → block → store → ack.
 
 Guarantee: a message is acknowledged only after the object that holds it is durably stored, unless it was erased.
-`_acknowledge` alone hands messages to `Acks`, and it only ever sees blocks that `_store` has stored.
+`_acknowledge` alone calls `Acks.ack`, and it only ever sees blocks that `_store` has stored.
 """
 
 from __future__ import annotations

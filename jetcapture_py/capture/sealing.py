@@ -77,7 +77,7 @@ class Demand:
     idle: bool = True
     """Whether no received message is waiting."""
     overdue: float | None = None
-    """Blocks opened before this time block the acks of too many later messages; None for none."""
+    """Blocks opened up to this time hold back the acks of too many later messages; None for none."""
 
 
 class Amount(NamedTuple):

@@ -34,7 +34,7 @@ STALLED_FOR = 10.0
 KEEP_ALIVE_PER_WAIT = 3
 CATCH_UP_POLL = 0.01
 ARRIVING = 0.5
-"""Seconds that delivered messages may take to arrive; those that have not are another replica's."""
+"""Maximum seconds for delivered messages to arrive; after that, missing ones belong to another replica."""
 KEYS_POLL = 15.0
 """Seconds between counts of the keys while nothing arrives."""
 DECODER_SLOW = 30.0

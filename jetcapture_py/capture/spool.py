@@ -266,7 +266,7 @@ class Spooling:
 
     @property
     def works(self) -> bool:
-        """Whether the last failure is `RETRY` seconds ago."""
+        """Whether there was no failure in the last `RETRY` seconds."""
         return time.monotonic() >= self._retry_at
 
     def begin(self, *, starved: bool) -> bool:

@@ -74,7 +74,7 @@ class Storing:
         self.last_success = time.time()
 
     def failed(self, turn: object, errors: list[Exception]) -> None:
-        """Record that objects of this turn will be retried."""
+        """Record the errors of objects of this turn that were not stored."""
         for error in errors:
             self.errors["permanent" if isinstance(error, PermanentStoreError) else "temporary"] += 1
         first = errors[0]

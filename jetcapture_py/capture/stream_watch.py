@@ -43,7 +43,7 @@ class StreamWatch:
 
     def __init__(self, source: PullSource, notes: NoteStore | None, uploads: Uploads, observer: Observer) -> None:
         self.end: int | None = None
-        """The highest last sequence seen; None before the first answer."""
+        """The stream's last known sequence; None before it was compared with the archive or asked for."""
         self.losses: Counter[str] = Counter()
         """Losses by kind: rewind or recreated."""
         self._source, self._notes, self._uploads, self._observer = source, notes, uploads, observer
@@ -75,7 +75,7 @@ class StreamWatch:
         """Compare the server's answer to STREAM.INFO with the last state; log and count a loss once."""
         self.end = self.end or 0
         if (last := int(info["state"]["last_seq"])) >= self.end:
-            # by a message with a lower sequence: the stream was rewound, and has grown since, or a clock was set back
+            # a later message had a lower sequence: the stream was rewound and has grown since, or a clock was set back
             if (overtaken := self._observer.overtaken) is not None:
                 self._observer.overtaken = None
                 if await self._source.consumer.is_other(*overtaken):
@@ -142,8 +142,8 @@ def _continues(info: Mapping[str, Any], created: str) -> bool:
 
 
 def _changed(now: StreamConfig, before: bytes | None) -> bytes | None:
-    """Return the configuration to write. A stream that continued an earlier one still does after its messages are
-    gone."""
+    """Return the configuration to write. A stream that continued an earlier one still does after the earlier messages
+    are gone."""
     if before is not None:
         with suppress(JetcaptureError):  # a damaged file is replaced
             kept = StreamConfig.decode(before, now.stream, path(now.stream, now.created))

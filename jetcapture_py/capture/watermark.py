@@ -216,7 +216,7 @@ class Observer:
         self.seen: list[ConsumerState] = []
         """Consumer states that may be missing from the file."""
         self.overtaken: tuple[int, int] | None = None
-        """Sequence and timestamp of a message after which a lower sequence arrived: the server may have lost it."""
+        """Sequence and timestamp of a message, if a newer one had no higher sequence: the server may have lost it."""
 
     def began(self, state: ConsumerState) -> None:
         """Record the consumer's state before the first pull; its earlier filters are unknown."""

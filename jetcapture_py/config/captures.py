@@ -239,7 +239,7 @@ class CaptureFiles:
         if problems:
             raise ConfigError(*problems)
         self.of_many = any(isinstance(file, AccountConfig) for file in self._files.values())
-        """Whether any file selects streams by pattern."""
+        """Whether any file is for many streams, which may change at any time."""
         self.single = one and not self.of_many
         """Whether there is only one capture, so that output omits its name."""
 

@@ -177,7 +177,7 @@ class SourceConfig(Section):
         return self
 
     def _ordered(self) -> None:
-        """Refuse what does not go together with one acknowledgement for all earlier messages."""
+        """Refuse settings that do not work with cumulative acknowledgements."""
         further = self.consumer_config or ConsumerSection()
         if "ack_wait" in self.model_fields_set:
             raise wrong("ack_wait", "only with mode shared: with ordered, nothing is redelivered for being held long")

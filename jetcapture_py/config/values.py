@@ -174,7 +174,7 @@ def _start_time(value: object) -> datetime:
 
 
 def _exact_time(value: object) -> str:
-    _start_time(value)  # the pattern checks it
+    _start_time(value)  # raises ValueError
     return str(value).upper()
 
 

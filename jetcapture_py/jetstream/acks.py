@@ -191,7 +191,7 @@ def packed(seqs: Seqs, times: Nanos) -> pa.BinaryArray:
 
 
 def unpacked(array: pa.BinaryArray) -> tuple[Seqs, Nanos]:
-    """Return what was `packed`."""
+    """Return the sequences and timestamps that were `packed`."""
     values = np.frombuffer(joined(array), np.int64).reshape(-1, 2)
     return values[:, 0], values[:, 1]
 

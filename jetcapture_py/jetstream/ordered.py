@@ -162,7 +162,7 @@ class OrderedAcks:
             self._interrupt("pinned")
         start = 0
         if self.phase is Phase.RESET:
-            first = np.flatnonzero((deliveries == 1) & (seqs > self._acked.seq))  # earlier deliveries have no pin id
+            first = np.flatnonzero((deliveries == 1) & (seqs > self._acked.seq))  # others were sent before the RESET
             if len(first):
                 start, self.phase = int(first[-1]), Phase.RUNNING
         if self.phase is not Phase.RUNNING:

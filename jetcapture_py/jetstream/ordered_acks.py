@@ -118,7 +118,7 @@ class Ordered(Acks):
     # ------------------------------------------------------------------ receiving
 
     def admit(self, received: Received) -> Received:
-        """Return those of the messages that are to be captured."""
+        """Return the messages to capture."""
         if self.source.ended:
             return Received()  # messages that are not in blocks are redelivered to the next replica
         self._notice()
@@ -230,7 +230,8 @@ class Ordered(Acks):
         source = self.source
         asked = source.looked.asked
         still = source.pulls.last_data < asked - STILL_S and not source.waiting
-        if still and asked > self._reset_at and not source.pulls.stopped:  # messages in flight are then dropped
+        # once pulls are stopped, messages in flight are dropped
+        if still and asked > self._reset_at and not source.pulls.stopped:
             self.ordered.idle(self.ordered.mark(), source.state.deliveries)
             self._follow()
 

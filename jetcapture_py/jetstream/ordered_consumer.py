@@ -44,7 +44,7 @@ def unusable(config: Mapping[str, Any]) -> str | None:
 
 
 def too_old(version: str, *, imported: bool = False) -> str | None:
-    """Return why a server of this version cannot be used, perhaps only through an imported API; None if it can."""
+    """Return why a server of this version cannot be used, or not through an imported API; None if it can."""
     number = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
     if number >= (MIN_IMPORTED if imported else MIN_VERSION):
         return None

@@ -112,7 +112,7 @@ class RangeReader:
         self._consumer: RangeConsumer | None = None
         self._wake = asyncio.Event()
         self._finished = False
-        self._last = range_.first - 1  # of what was received
+        self._last = range_.first - 1  # sequence of the last received message
         self._restart()
 
     def _restart(self) -> None:

@@ -134,7 +134,7 @@ class StreamRestore:
             return None, False
 
     async def _info(self) -> dict[str, Any] | None:
-        """Return the stream's state and configuration, None if there is none. Raises SourceError."""
+        """Return the stream's state and configuration; None if it does not exist. Raises SourceError."""
         try:
             return await self._session.api.request(f"STREAM.INFO.{self.stream}")
         except MissingStreamError:

@@ -66,7 +66,7 @@ class Acks(ABC):
         await self.source.open()
 
     def admit(self, received: Received) -> Received:
-        """Return those of the messages that are to be captured."""
+        """Return the messages to capture."""
         return received
 
     async def run(self) -> None:  # noqa: B027
@@ -81,7 +81,7 @@ class Acks(ABC):
         """Keep held messages from being redelivered."""
 
     def seal_before(self, *, all_in_blocks: bool) -> float | None:  # noqa: ARG002
-        """Seal blocks opened before this time, because acks wait for them; None for none.
+        """Return the time up to which opened blocks must be sealed, because acks wait for them; None for none.
 
         `all_in_blocks`: every admitted message is in a block.
         """

@@ -19,7 +19,7 @@ UNKNOWN = "the server cannot describe it at the moment: it is missing or offline
 
 
 def on_server(file: AccountConfig) -> SelectedStreams:
-    """Return the server's current streams. Raises JetcaptureError, also without a connection."""
+    """Return the server's streams that `file` selects. Raises JetcaptureError, also without a connection."""
     try:
         return asyncio.run(_on_server(file))
     except JetcaptureError:

@@ -36,7 +36,7 @@ class ObjectFile(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
     """An object opened by `open_parquet`."""
 
     def __init__(self, source: Any, parts: ObjectParts | None, **options: Any) -> None:
-        """`parts` is the source of `source`, if each read is a request."""
+        """`parts` is the file that `source` reads, if each read is a request."""
         super().__init__(source, pre_buffer=False, **options)
         self._parts = parts
 

@@ -71,7 +71,7 @@ timeouts do not cover the wait for S3's `100 Continue`, or for a server that sto
 
 
 class Entry(NamedTuple):
-    """A file in a store's listing."""
+    """A file or directory as a store describes it."""
 
     path: str
     size: int = 0
@@ -105,7 +105,7 @@ class Driver(Protocol):
         ...
 
     def read(self, path: str, start: int = 0, end: int | None = None) -> bytes:
-        """Read the bytes of a file from `start` to `end` (exclusive), or to the end of the file."""
+        """Read the bytes of a file from `start` to `end` (exclusive); without `end`, the whole file."""
         ...
 
     def stat(self, path: str) -> Entry:
@@ -170,7 +170,7 @@ CHANGED = {"PreconditionFailed", "412", "ConditionNotMet", "ConditionalRequestCo
 _UNKNOWN_HEADER = (400, 405, 501)
 """Answers of servers that do not know a header of the request."""
 _PASSING = {"BadDigest", "IncompleteBody", "RequestTimeout", *_CREDENTIAL_CODES}
-"""Error codes with such an answer that may pass."""
+"""Error codes of such answers that another request may not get."""
 
 
 def described(error: BaseException) -> str:

@@ -33,7 +33,7 @@ _MAX_BLANKS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembled:
-    """A batch, and its messages with invalid headers."""
+    """A batch, and its messages with an invalid subject or invalid headers."""
 
     batch: MessageBatch
     failures: tuple[Failure, ...]

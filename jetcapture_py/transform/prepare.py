@@ -226,7 +226,7 @@ def _row_by_row(
 def _without_bulk(batch: MessageBatch, sizes: Int64s, decoded: Decoded) -> Decoded:
     """Fail a message whose envelope of `sizes` bytes, repeated in each of its rows, exceeds `ENVELOPE_BYTES`.
 
-    Raises BatchTooWideError if only several messages together exceed it.
+    Raises BatchTooWideError if several messages together exceed it.
     """
     messages = decoded.messages
     if messages is None or len(messages) <= len(batch):

@@ -265,8 +265,8 @@ class Publisher:
     async def _write(self) -> None:
         """Write waiting messages; while disconnected, keep them.
 
-        The only place that bypasses nats-py's public API. After a reconnect, nats-py sends commands it has buffered
-        although earlier ones were lost with the connection; commands written here are all lost.
+        This bypasses nats-py's public API. After a reconnect, nats-py sends commands it has buffered although earlier
+        ones were lost with the connection; commands written here are all lost.
         """
         nc = self._nc
         transport = nc._transport

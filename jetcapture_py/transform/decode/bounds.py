@@ -23,7 +23,7 @@ from jetcapture_py.transform.batch import BatchTooWideError, Failure, MessageBat
 from jetcapture_py.transform.decode.common import owners_of, payloads_of, texts_of, views_of
 
 MAX_VALUES = 1 << 23
-"""Maximum values of a batch; larger payloads may have two values per byte."""
+"""Maximum values of a batch, or two per byte of its payloads if that is more."""
 RECORD = 16
 MAX_ROWS = 250_000
 """Maximum rows of one message, and of a batch of several messages."""

@@ -268,7 +268,7 @@ def _each(texts: pa.StringArray, read: Callable[[str], Any]) -> list[Any]:
             values.append(None if text is None else read(text))
         except REFUSALS as error:
             bad[row] = str(error) or type(error).__name__
-            if len(bad) == _MAX_REASONS:  # mostly the header of one message
+            if len(bad) == _MAX_REASONS:  # mostly of one message
                 break
     if bad:
         raise MisfitError(bad)
