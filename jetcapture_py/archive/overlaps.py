@@ -45,15 +45,15 @@ def resolve(
     names = list(shared)
     if len(names) > MAX_OBJECTS or sum(name.rows for name in names) > MAX_ROWS:
         return Resolved(unresolved=names)
-    known = dict(zip(names, identities(names), strict=True))
+    rows = dict(zip(names, identities(names), strict=True))
     resolved = Resolved()
     for cluster in clusters(names, bundles):
         cluster.sort(key=lambda name: name.rows, reverse=True)  # keep the largest whole: fewer ranges
-        kept = _first_copies([known[name] for name in cluster])
-        if kept is None:
+        first_copies = _first_copies([rows[name] for name in cluster])
+        if first_copies is None:
             resolved.unresolved += cluster
             continue
-        for name, ranges in zip(cluster, kept, strict=True):
+        for name, ranges in zip(cluster, first_copies, strict=True):
             if ranges is None:
                 resolved.whole.append(name)
             elif ranges:

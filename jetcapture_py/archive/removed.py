@@ -28,13 +28,13 @@ from jetcapture_py.archive.messages import MessageSet, bounds_of
 from jetcapture_py.archive.metadata import SmallFile, Time, damaged, is_path, present
 
 EXPIRED, ERASED = "_expired", "_erased"
-"""Directories of the notes."""
+"""Directories of the records."""
 MAX_LISTED = 4096
 """Maximum sequence ranges or timestamps written as numbers; longer lists are compressed."""
 
 
 def expired_path(stream: str) -> str:
-    """The path of the note of expired buckets, relative to the archive's root."""
+    """The path of the record of expired buckets, relative to the archive's root."""
     return f"{EXPIRED}/{stream}.json"
 
 

@@ -45,8 +45,8 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     consumer: str = ""
     """When the consumer was created, as the server wrote it; "" if unknown."""
     doubtful: tuple[int, int | None] | None = None
-    """First and last sequence of messages that may have been skipped, or selected by the filters before; the last one
-    is None while the server has delivered nothing since the change."""
+    """First and last sequence of messages that may have been skipped, or selected by the earlier filters; the last
+    one is None while the server has delivered nothing since the change."""
 
     @property
     def first(self) -> int:
@@ -276,7 +276,7 @@ def path(stream: str, consumer: str) -> str:
 def read(
     stream: str, paths: Iterable[str], contents: Callable[[list[str]], Iterable[bytes | None]], *, future: bool = True
 ) -> Watermark | None:
-    """Read the watermark of `stream` from its files; None without any. `contents` returns those of some paths.
+    """Read the watermark of `stream` from its files; None without any. `contents` reads files, None for a removed one.
 
     Raises JetcaptureError for a file that is damaged, of another stream, or, unless `future`, in the future.
     """

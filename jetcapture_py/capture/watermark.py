@@ -124,13 +124,13 @@ def _merged(
             seq = max(before.seq, last.after)
             warnings.append(("watermark.filters", {"seq": seq, "before": last.subjects, "now": subjects}))
         before = observed(before, state)
-    known = current.created and current.created == before.created  # without permission to ask for it, it is unknown
+    same = current.created and current.created == before.created  # unknown without permission to ask for it
     stored_at = [mark.last_stored for mark in (stored, current) if mark is not None and mark.last_stored is not None]
     return replace(
         current,
-        seq=max(current.seq, before.seq) if known else current.seq,
+        seq=max(current.seq, before.seq) if same else current.seq,
         time=max(current.time, before.time),
-        stream_message=current.stream_message or (before.stream_message if known else None),
+        stream_message=current.stream_message or (before.stream_message if same else None),
         last_stored=max(stored_at, default=None),
         filters=before.filters[-_MAX_FILTERS:],
     )

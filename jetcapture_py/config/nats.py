@@ -70,8 +70,8 @@ def _content(path: Path, name: str, root: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError as error:
-        known = sorted(file.stem for file in (root / "context").glob("*.json"))
-        hint = f"; known contexts: {', '.join(known[:10])}" if known and not name.endswith(".json") else ""
+        names = sorted(file.stem for file in (root / "context").glob("*.json"))
+        hint = f"; known contexts: {', '.join(names[:10])}" if names and not name.endswith(".json") else ""
         raise ValueError(f"there is no context {quoted(name)}{hint}") from error
     except OSError as error:
         raise ValueError(f"context {quoted(name)} cannot be read: {error.strerror}") from error

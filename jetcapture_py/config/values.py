@@ -237,8 +237,8 @@ def _store_url(value: str, info: ValidationInfo) -> str:
     if info.data.get("type"):
         return value
     if scheme not in _STORES:
-        known = ", ".join(f"{name}://" for name in _STORES)
-        raise hidden(f"expected an absolute path or one of {known}{did_you_mean(scheme, _STORES)}")
+        schemes = ", ".join(f"{name}://" for name in _STORES)
+        raise hidden(f"expected an absolute path or one of {schemes}{did_you_mean(scheme, _STORES)}")
     if scheme == "file" and not rest.startswith("/"):
         raise hidden("expected three slashes and an absolute path, as in file:///var/lib/jetcapture")
     if scheme != "memory" and not rest.split("/")[0] and scheme != "file":

@@ -431,8 +431,8 @@ class Consumer:
 
     async def _is_same_stream(self, state: StreamState, *, progressed: bool = False) -> bool:
         """Whether the stream is still the one that the consumer was attached to."""
-        known = self._stream_state.origin if self._stream_state is not None else Origin("")
-        if same := await is_same_stream(known, state.ends, self._time_of, progressed=progressed):
+        origin = self._stream_state.origin if self._stream_state is not None else Origin("")
+        if same := await is_same_stream(origin, state.ends, self._time_of, progressed=progressed):
             self._stream_state = state
             self.origin = replace(self.origin, sample=state.ends.sample)
         return same
