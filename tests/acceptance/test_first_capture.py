@@ -12,7 +12,6 @@ from pathlib import Path
 
 import boto3  # type: ignore[import-untyped]
 import pytest
-import yaml
 from moto.core.authorization import enable_iam_authentication
 from moto.server import ThreadedMotoServer
 
@@ -98,28 +97,6 @@ def test_a_new_user_captures_queries_and_proves_a_stream(
     assert "this is not JSON" in quarantine
     assert "<title>" in (tmp_path / "report.html").read_text()
     assert "1,001" in printed["jetcapture status config.yaml"]
-
-
-def test_the_login_of_the_page_captures(
-    nats_server: Callable[..., NatsServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ARCHIVE_PASSWORD", "secret")
-    (permissions,) = blocks(PAGE, "conf")
-    server = nats_server(permissions.text.replace("users: [", "users: [\n{user: app, password: app}"))
-    save_files(tmp_path, server.url, str(tmp_path / "archive"))
-    (tmp_path / "publish.py").write_text(
-        (tmp_path / "publish.py").read_text().replace("nats://", "nats://app:app@").replace("1001", "11")
-    )
-    (tmp_path / "password").write_text("secret")
-    login = blocks(PAGE, "yaml")[-1].text.replace(SERVER, server.url)
-    login = login.replace("/run/secrets/nats-password", str(tmp_path / "password"))
-    config = yaml.safe_load((tmp_path / "config.yaml").read_text()) | yaml.safe_load(login)
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    for command in ("python publish.py", "jetcapture run config.yaml --until-caught-up"):
-        done = shell(command, tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert "ermission" not in done.stderr
-    assert len(list(tmp_path.glob("archive/ORDERS/key=*/**/*.parquet"))) == 3
 
 
 def test_what_is_removed_from_the_archive_is_noticed_and_repaired_as_the_readme_shows(

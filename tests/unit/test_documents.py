@@ -29,7 +29,7 @@ from tests.support.running import settings
 from tests.unit.archive.test_writer import BLOCK, ENCODER, batch, metadata, write
 from tests.unit.verify.test_report import COMPLETE, finding, hole, with_holes
 
-LANGUAGES = {"sh", "console", "yaml", "sql", "python", "crontab", "json", "conf"}
+LANGUAGES = {"sh", "console", "yaml", "sql", "python", "crontab", "json"}
 """Languages of blocks that a test runs or checks: see tests/acceptance/test_documents.py and test_first_capture.py."""
 ENVIRONMENT = {"PWD": "/srv"}
 WATERMARK = {"created": "stream_created", "sample": "stream_message"}

@@ -464,10 +464,10 @@ def test_every_value_has_a_default_and_a_description() -> None:
 
 
 def test_the_values_of_the_page_give_releases() -> None:
-    (release, several, code, openshift, maintenance) = (
+    (release, several, openshift, maintenance) = (
         yaml.safe_load(shown.text) for shown in blocks("docs/kubernetes.md", "yaml")
     )
-    for values in (release, several, code):
+    for values in (release, several):
         rendered = Release(render(values))
         check_schemas(rendered.objects)
         assert len(rendered.configs) == len(values.get("captures", "1"))

@@ -1,4 +1,4 @@
-"""A declarative pipeline with the sources and the sink, as the page on Spark shows it."""
+"""A declarative pipeline with the sources and the sink, as the example shows it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 
 from tests.integration.spark.live import Live
 from tests.support import java
-from tests.support.documents import REPOSITORY, SERVER, blocks
+from tests.support.documents import REPOSITORY, SERVER
 from tests.support.running import capture_all, config, settings
 from tests.support.streams import read_stream
 
@@ -46,7 +46,7 @@ def test_a_pipeline_publishes_what_is_new_since_its_last_run(live: Live, tmp_pat
     url, path = live.server.url, tmp_path / "config.yaml"
     live.do(lambda stream: stream.add_stream(name="LARGE", subjects=["large.>"]))
     path.write_text(yaml.safe_dump(settings(url, tmp_path / "archive", decode=DECODE)))
-    text = blocks("docs/spark.md", "python")[5].text.replace(SERVER, url)
+    text = (REPOSITORY / "examples" / "pipeline.py").read_text().replace(SERVER, url)
     (tmp_path / "orders.py").write_text(text.replace("/etc/jetcapture/config.yaml", str(path)))
     spec = {
         "name": "orders",

@@ -25,7 +25,7 @@ EMULATOR = {
     "fs.azure.fns.account.service.type": "BLOB",
     "fs.azure.networking.library": "JDK_HTTP_URL_CONNECTION",
 }
-"""What docs/spark.md says to set for Azurite."""
+"""What Spark needs for Azurite, beside its endpoint."""
 
 JOBS = """
 import sys
