@@ -24,6 +24,7 @@ from jetcapture_py.cli import JOBS
 from jetcapture_py.config.model import load
 from jetcapture_py.manage.cases import load_cases
 from jetcapture_py.manage.cases import run as run_cases
+from spark_jobs.datasource import NatsDataSource
 from spark_jobs.datasource.combined import JetcaptureDataSource
 from tests.support.archives import write_parquet
 from tests.support.commands import check_jetcapture
@@ -40,7 +41,7 @@ PYTHON = {
     "docs/first-capture.md": 1,
     "docs/query.md": 4,
     "docs/recipes.md": 1,
-    "docs/spark.md": 5,
+    "docs/spark.md": 4,
     "docs/table.md": 1,
 }
 """Blocks of Python by page; a test here, in test_first_capture.py or in test_table.py runs each."""
@@ -182,7 +183,7 @@ def test_the_page_on_spark_reads_and_writes_a_stream_live(
     asyncio.run(create())
     snippet = python("docs/spark.md", 3).replace(SERVER, server.url)
     names: dict[str, Any] = {"spark": spark}
-    exec(python("docs/spark.md", 4), names)
+    spark.dataSource.register(NatsDataSource)
     exec(snippet.replace("/var/lib/spark/copy", str(tmp_path / "checkpoint")), names)
     try:
         assert names["live"].count() == 30

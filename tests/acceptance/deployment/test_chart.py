@@ -464,13 +464,10 @@ def test_every_value_has_a_default_and_a_description() -> None:
 
 
 def test_the_values_of_the_page_give_releases() -> None:
-    (release, several, openshift, maintenance) = (
-        yaml.safe_load(shown.text) for shown in blocks("docs/kubernetes.md", "yaml")
-    )
-    for values in (release, several):
-        rendered = Release(render(values))
-        check_schemas(rendered.objects)
-        assert len(rendered.configs) == len(values.get("captures", "1"))
+    (release, openshift, maintenance) = (yaml.safe_load(shown.text) for shown in blocks("docs/kubernetes.md", "yaml"))
+    rendered = Release(render(release))
+    check_schemas(rendered.objects)
+    assert len(rendered.configs) == 1
     objects = render(release, maintenance)
     check_schemas(objects)
     assert sum(each["kind"] == "Deployment" for each in objects) == 2, "the captures, and maintenance"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import struct
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import yaml
 
 from jetcapture_py.config.model import DecodeConfig
@@ -47,12 +45,6 @@ def rows(decoder: Any, *payloads: bytes) -> list[dict[str, Any]]:
     return found
 
 
-def test_messagepack(tmp_path: Path) -> None:
-    sent = {"order_id": 1, "at": msgpack.Timestamp.from_datetime(STAMP), "customer": CITY}
-    (found,) = rows(example("  format: msgpack", tmp_path), msgpack.packb(sent))
-    assert found == {"order_id": 1, "at": STAMP, "city": "Bern"}
-
-
 def test_csv(tmp_path: Path) -> None:
     sent = 'order_id;amount;created at;tags;more\n1;NULL;2026-01-31T12:00:00Z;"[""a;b""]";x\n'
     (found,) = rows(example("  format: csv", tmp_path), sent.encode())
@@ -75,10 +67,3 @@ def test_protobuf(tmp_path: Path) -> None:
     order.items.add(sku="a")
     (found,) = rows(example("  format: protobuf", tmp_path), order.SerializeToString())
     assert found == {"order_id": 7, "city": "Bern", "items": '[{"sku":"a"}]'}
-
-
-def test_compressed_lines(tmp_path: Path) -> None:
-    lines = b'{"order_id": 1, "amount": 1.5}\n{"order_id": 2}\n'
-    for sent in (lines, gzip.compress(lines)):
-        found = rows(example("  rows: lines", tmp_path), sent)
-        assert found == [{"order_id": 1, "amount": 1.5}, {"order_id": 2, "amount": None}]
