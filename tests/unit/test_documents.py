@@ -29,7 +29,7 @@ from tests.support.running import settings
 from tests.unit.archive.test_writer import BLOCK, ENCODER, batch, metadata, write
 from tests.unit.verify.test_report import COMPLETE, finding, hole, with_holes
 
-LANGUAGES = {"sh", "console", "yaml", "sql", "python", "crontab", "json"}
+LANGUAGES = {"sh", "console", "yaml", "sql", "python", "json"}
 """Languages of blocks that a test runs or checks: see tests/acceptance/test_documents.py and test_first_capture.py."""
 ENVIRONMENT = {"PWD": "/srv"}
 WATERMARK = {"created": "stream_created", "sample": "stream_message"}
@@ -48,17 +48,12 @@ def refusal(block: Block, directory: Path) -> str | None:
         if isinstance(given, list):
             (directory / "cases.yaml").write_text(block.text)
             return None if load_cases(directory / "cases.yaml") else "no cases"
-        warnings: list[str] = []
-        for own in given.get("captures", {"": {}}).values():  # of the values of a chart
-            one = given.get("config", {} if "podSecurityContext" in given else given)
-            for name, value in own.items():
-                one = {**one, name: {**one.get(name, {}), **value} if isinstance(value, dict) else value}
-            if not {"source", "store"} <= one.keys():
-                one = settings("nats://127.0.0.1:4222", "/archive", **one)
-            account = AccountConfig.of(one, ENVIRONMENT, model.parse)
-            found = model.loads(yaml.safe_dump(one), ENVIRONMENT) if account is None else account.sample
-            warnings += map(str, found.warnings())
-        return "; ".join(warnings) or None
+        one = given.get("config", given)  # of the values of a chart
+        if not {"source", "store"} <= one.keys():
+            one = settings("nats://127.0.0.1:4222", "/archive", **one)
+        account = AccountConfig.of(one, ENVIRONMENT, model.parse)
+        found = model.loads(yaml.safe_dump(one), ENVIRONMENT) if account is None else account.sample
+        return "; ".join(map(str, found.warnings())) or None
     except ConfigError as error:
         return str(error)
 
