@@ -40,7 +40,6 @@ PYTHON = {
     "docs/buckets.md": 2,
     "docs/first-capture.md": 1,
     "docs/query.md": 3,
-    "docs/recipes.md": 1,
     "docs/spark.md": 4,
     "docs/table.md": 1,
 }
@@ -289,10 +288,10 @@ def test_the_recipe_of_a_decoder_decodes_and_quarantines(
     server, archive = nats_server(), tmp_path / "archive"
     sent = [("readings.hall.1", b"21.5;68", None), ("readings.roof.1", b"-3;90", None), ("readings.hall.1", b"?", None)]
     asyncio.run(publish(server.url, sent, subjects=("readings.>",)))
-    (tmp_path / "readings.py").write_text(python("docs/recipes.md", 0))
     (chosen,) = [block for block in blocks("docs/recipes.md", "yaml") if "readings:" in block.text]
     found = settings(server.url, archive, **yaml.safe_load(chosen.text))
-    with Command(tmp_path, found, environment={"PYTHONPATH": str(tmp_path)}).start("--until-caught-up") as command:
+    path = {"PYTHONPATH": str(REPOSITORY / "examples")}
+    with Command(tmp_path, found, environment=path).start("--until-caught-up") as command:
         assert command.wait() == 0, command.log
     assert [(row["key"], row["temperature"], row["humidity"]) for row in rows(archive)] == [
         ("hall", 21.5, 68.0),
