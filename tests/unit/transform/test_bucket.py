@@ -10,11 +10,9 @@ import pytest
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import ENVELOPE
-from jetcapture_py.config.model import parse
 from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch, decode_checked
 from jetcapture_py.transform.decode import RawDecoder, make_decoder
 from jetcapture_py.transform.decode.json_inferred import InferringDecoder
-from jetcapture_py.transform.keys import make_key
 from jetcapture_py.transform.kv import BucketDecoder, operations_of
 from tests.support.batches import Declared, decode_settings, outcomes
 
@@ -41,17 +39,11 @@ def decoded(decoder: Any, *found: Entry) -> list[dict[str, Any] | None]:
     return outcomes(decode_checked(BucketDecoder(decoder), entries(*found)), len(found))
 
 
+PUTS = [PUT, {"Nats-TTL": "1h"}, {"KV-Operation": ""}, {"KV-Operation": "PUT"}, {"kv-operation": "DEL"}]
 OPERATIONS: list[tuple[dict[str, str], str]] = [
-    (PUT, "put"),
-    ({"Nats-TTL": "1h"}, "put"),
-    ({"KV-Operation": ""}, "put"),
-    ({"KV-Operation": "PUT"}, "put"),
-    ({"kv-operation": "DEL"}, "put"),
-    (DELETE, "delete"),
-    (PURGE, "purge"),
-    (EXPIRED, "expire"),
-    ({"Nats-Marker-Reason": "Purge"}, "purge"),
-    ({"Nats-Marker-Reason": "Remove"}, "delete"),
+    *((headers, "put") for headers in PUTS),
+    *((DELETE, "delete"), (PURGE, "purge"), (EXPIRED, "expire")),
+    *(({"Nats-Marker-Reason": "Purge"}, "purge"), ({"Nats-Marker-Reason": "Remove"}, "delete")),
     ({"KV-Operation": "DEL", "Nats-Marker-Reason": "MaxAge"}, "delete"),
 ]
 
@@ -75,29 +67,11 @@ def test_every_entry_has_its_key_operation_and_revision() -> None:
 @pytest.mark.parametrize("columns", [{}, {"n": Declared("int64")}], ids=["inferred", "declared"])
 def test_deletions_are_not_decoded_and_bad_values_fail_alone(columns: dict[str, Declared]) -> None:
     decoder = make_decoder(decode_settings(format="json", columns=columns))
-    found = decoded(
-        decoder,
-        ("$KV.s.a", b"", DELETE),
-        ("$KV.s.b", b'{"n": 1}', PUT),
-        ("$KV.s.c", b"{", PUT),
-        ("$KV.s.d", b"", EXPIRED),
-        ("$KV.s.e", b'{"n": 2}', PUT),
-        ("$KV.s.f", b"", PUT),
-    )
-    assert [each and (each["key_name"], each["operation"], each["n"]) for each in found] == [
-        ("a", "delete", None),
-        ("b", "put", 1),
-        None,
-        ("d", "expire", None),
-        ("e", "put", 2),
-        ("f", "put", None),
-    ]
-
-
-def test_entries_without_any_value_have_no_columns_of_values() -> None:
-    assert decoded(InferringDecoder(), ("$KV.s.a", b"", DELETE)) == [
-        {"key_name": "a", "operation": "delete", "revision": 7}
-    ]
+    sent = [(b"", DELETE), (b'{"n": 1}', PUT), (b"{", PUT), (b"", EXPIRED), (b'{"n": 2}', PUT), (b"", PUT)]
+    found = decoded(decoder, *((f"$KV.s.{key}", *entry) for key, entry in zip("abcdef", sent, strict=True)))
+    rows = [each and (each["key_name"], each["operation"], each["n"]) for each in found]
+    assert rows[:3] == [("a", "delete", None), ("b", "put", 1), None]
+    assert rows[3:] == [("d", "expire", None), ("e", "put", 2), ("f", "put", None)]
 
 
 def test_values_with_several_rows_keep_their_order() -> None:
@@ -106,33 +80,17 @@ def test_values_with_several_rows_keep_their_order() -> None:
     found = decode_checked(BucketDecoder(decoder), batch)
     assert found.messages is not None
     assert found.messages.to_pylist() == [0, 0, 1, 2]
-    assert found.fields.select(["key_name", "n"]).to_pylist() == [
-        {"key_name": "a", "n": 1},
-        {"key_name": "a", "n": 2},
-        {"key_name": "b", "n": None},
-        {"key_name": "c", "n": 3},
-    ]
+    assert found.fields.column("key_name").to_pylist() == ["a", "a", "b", "c"]
+    assert found.fields.column("n").to_pylist() == [1, 2, None, 3]
 
 
 def test_fields_called_like_columns_of_the_bucket_are_renamed_without_a_collision() -> None:
     value = b'{"Operation": "sum", "operation_": "x", "revision": "v2", "key_name": 5, "key": 6}'
-    (found,) = decoded(InferringDecoder(), ("$KV.s.a", value, PUT))
-    assert found == {
-        "key_name": "a",
-        "operation": "put",
-        "revision": 7,
-        "Operation_": "sum",
-        "operation__": "x",
-        "revision_": "v2",
-        "key_name_": 5,
-        "key_": 6,
-    }
-
-
-def test_known_columns_are_passed_on_under_their_names() -> None:
-    found = BucketDecoder(InferringDecoder()).decode(entries(("$KV.s.a", b'{"revision": 1, "b": 2}', PUT)))
+    found = BucketDecoder(InferringDecoder()).decode(entries(("$KV.s.a", value, PUT)))
+    renamed = {"Operation_": "sum", "operation__": "x", "revision_": "v2", "key_name_": 5, "key_": 6}
+    assert found.fields.to_pylist() == [{"key_name": "a", "operation": "put", "revision": 7, **renamed}]
     assert found.columns is not None
-    assert sorted(found.columns.names) == ["b", "revision_"]
+    assert set(found.columns.names) == renamed.keys(), "known columns are passed on under their names"
 
 
 class _Wrong:
@@ -140,31 +98,13 @@ class _Wrong:
 
     def decode(self, batch: MessageBatch) -> Decoded:
         if len(batch) == 1 and batch.column(layout.PAYLOAD)[0].as_py() == b"bad":
-            failure = Failure(index=0, stage="mine", error="bad")
-            return Decoded(
-                fields=pa.RecordBatch.from_arrays([], []), messages=pa.array([], pa.int32()), failures=(failure,)
-            )
+            failures = (Failure(index=0, stage="mine", error="bad"),)
+            return Decoded(pa.RecordBatch.from_arrays([], []), messages=pa.array([], pa.int32()), failures=failures)
         return Decoded(fields=pa.RecordBatch.from_pydict({"n": [1]}))
 
 
 def test_a_decoder_that_breaks_its_promise_is_asked_for_each_value_alone() -> None:
     found = decoded(_Wrong(), ("$KV.s.a", b"1", PUT), ("$KV.s.b", b"", DELETE), ("$KV.s.c", b"bad", PUT))
-    assert found[:2] == [
-        {"key_name": "a", "operation": "put", "revision": 7, "n": 1},
-        {"key_name": "b", "operation": "delete", "revision": 8, "n": None},
-    ]
-    assert found[2] is None
-
-
-def test_key_templates_take_columns_of_the_bucket_and_fields_of_values() -> None:
-    for template, keys in [
-        ("{key_name}", ["a.b", "c"]),
-        ("{operation}", ["put", "delete"]),
-        ("{region}", ["eu", None]),
-    ]:
-        source = {"bucket": "s", "consumer": "c"}
-        config = parse({"source": source, "store": {"url": "/a"}, "decode": {"format": "json"}, "key": template})
-        batch = entries(("$KV.s.a.b", b'{"key_name": "x", "region": "eu"}', PUT), ("$KV.s.c", b"", DELETE))
-        fields = decode_checked(BucketDecoder(make_decoder(config.decode)), batch).fields
-        own = ("key_name", "operation", "revision")
-        assert make_key(config.key, config.decode, own)(batch, fields).to_pylist() == keys
+    given = {"key_name": "a", "operation": "put", "revision": 7, "n": 1}
+    deleted = {"key_name": "b", "operation": "delete", "revision": 8, "n": None}
+    assert found == [given, deleted, None]

@@ -29,16 +29,8 @@ def ack(seq: int | str, *, delivered: int | str = 1, time: int | str = NANOSECON
 
 def assembled(*replies: bytes, headers: bytes = b"", subject: bytes = b"s.t") -> Assembled:
     count = len(replies)
-    return assemble(
-        "S",
-        "C",
-        Received.of(
-            subjects=[subject] * count,
-            replies=list(replies),
-            headers=[headers] * count,
-            payloads=[b"payload %d" % i for i in range(count)],
-        ),
-    )
+    payloads = [b"payload %d" % i for i in range(count)]
+    return assemble("S", "C", Received.of([subject] * count, list(replies), [headers] * count, payloads))
 
 
 def column(result: Assembled, name: str) -> list[Any]:
@@ -47,12 +39,8 @@ def column(result: Assembled, name: str) -> list[Any]:
 
 def with_headers(*blocks: bytes, pinned: bool = False) -> Assembled:
     """Assemble messages with these header blocks; parsed together or one by one, they are the same."""
-    received = Received.of(
-        subjects=[b"s"] * len(blocks),
-        replies=[ack(i) for i in range(len(blocks))],
-        headers=list(blocks),
-        payloads=[b"p"] * len(blocks),
-    )
+    count = len(blocks)
+    received = Received.of([b"s"] * count, [ack(i) for i in range(count)], list(blocks), [b"p"] * count)
     alone = assemble("S", "C", received, pinned=pinned)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(envelope, "_MANY", 1)
@@ -62,9 +50,6 @@ def with_headers(*blocks: bytes, pinned: bool = False) -> Assembled:
     return together
 
 
-# ------------------------------------------------------------------ ack subjects
-
-
 @given(
     st.lists(st.integers(100, 999), min_size=1, max_size=5),
     st.sampled_from(["short", "domain", "token"]),
@@ -72,9 +57,7 @@ def with_headers(*blocks: bytes, pinned: bool = False) -> Assembled:
     st.integers(0, 80),
     st.sampled_from([*b".019/:- +_a\x00\xff"]),
 )
-def test_one_wrong_byte_changes_what_it_changes_read_one_by_one(
-    seqs: list[int], form: str, row: int, place: int, byte: int
-) -> None:
+def test_one_wrong_byte_changes_what_it_must(seqs: list[int], form: str, row: int, place: int, byte: int) -> None:
     replies = [bytearray(ack(seq, form=form)) for seq in seqs]
     changed = replies[row % len(replies)]
     changed[place % len(changed)] = byte
@@ -91,54 +74,24 @@ def test_an_empty_batch_has_all_columns() -> None:
     assert result.batch.rows.schema == ENVELOPE
 
 
-def test_timestamps_are_points_in_time_in_utc() -> None:
-    moment = EPOCH + timedelta(microseconds=NANOSECONDS // 1000)
-    assert column(assembled(ack(1)), layout.TIMESTAMP) == [moment]
-
-
-# ------------------------------------------------------------------ subjects
-
-
-def test_subjects_keep_their_unicode() -> None:
-    assert column(assembled(ack(1), subject="größe.ü.日本".encode()), layout.SUBJECT) == ["größe.ü.日本"]
-
-
-def test_a_subject_that_is_not_utf8_fails_its_message_only() -> None:
-    received = Received.of(
-        subjects=[rb"good.\xff", rb"bad.\xff.\y." + b"\xff\x80", "größe".encode()],
-        replies=[ack(1), ack(2), ack(3)],
-        headers=[b"", b"", b""],
-        payloads=[b"1", b"2", b"3"],
-    )
-    result = assemble("S", "C", received)
-    assert [(failure.index, failure.stage) for failure in result.failures] == [(1, "subject")]
-    assert column(result, layout.SUBJECT) == [r"good.\xff", r"bad.\x5cxff.\y.\xff\x80", "größe"]
-    assert column(result, layout.PAYLOAD) == [b"1", b"2", b"3"]
-
-
-def test_a_message_with_bad_subject_and_bad_headers_fails_once_and_keeps_its_raw_headers() -> None:
+def test_a_subject_that_is_not_utf8_fails_its_message_once_and_keeps_its_raw_headers() -> None:
     block = b"NATS/1.0\r\nbad\r\n\r\n"
-    received = Received.of(subjects=[b"\xff"], replies=[ack(1)], headers=[block], payloads=[b""])
+    subjects = [rb"good.\xff", rb"bad.\xff.\y." + b"\xff\x80", "größe.日本".encode(), b"\xff"]
+    received = Received.of(subjects, [ack(1), ack(2), ack(3), ack(4)], [b"", b"", b"", block], [b"1", b"2", b"3", b"4"])
     result = assemble("S", "C", received)
-    assert [failure.index for failure in result.failures] == [0]
-    assert result.raw_headers == {0: block}
-
-
-# ------------------------------------------------------------------ headers
+    assert {(failure.index, failure.stage) for failure in result.failures} == {(1, "subject"), (3, "subject")}
+    assert len(result.failures) == 2
+    assert column(result, layout.SUBJECT) == [r"good.\xff", r"bad.\x5cxff.\y.\xff\x80", "größe.日本", r"\xff"]
+    assert column(result, layout.PAYLOAD) == [b"1", b"2", b"3", b"4"]
+    assert column(result, layout.TIMESTAMP) == [EPOCH + timedelta(microseconds=NANOSECONDS // 1000)] * 4
+    assert result.raw_headers == {3: block}
 
 
 def test_the_pin_id_that_a_server_adds_on_delivery_is_removed_and_a_published_one_is_not() -> None:
     """It adds it before the last line break, or in a block of its own."""
     pin = b"Nats-Pin-Id: Yc7z\r\n"
-    others = (
-        b"A: 1\r\n",
-        b"X-Nats-Pin-Id: 1\r\n",
-        b"A: Nats-Pin-Id: 1\r\n",
-        b"broken\r\n",
-        b"A: \xff\r\n",
-        pin,
-        pin + b"A: 1\r\n",
-    )
+    others = (b"A: 1\r\n", b"X-Nats-Pin-Id: 1\r\n", b"A: Nats-Pin-Id: 1\r\n", b"broken\r\n", b"A: \xff\r\n")
+    others += (pin, pin + b"A: 1\r\n")
     plain = with_headers(b"", *(b"NATS/1.0\r\n" + lines + b"\r\n" for lines in others))
     delivered = [b"NATS/1.0\r\n" + x + pin + b"\r\n" for x in (b"", *others)]
     result = with_headers(*delivered, pinned=True)
@@ -149,19 +102,9 @@ def test_the_pin_id_that_a_server_adds_on_delivery_is_removed_and_a_published_on
     assert column(plain, layout.HEADERS)[-2] == [("Nats-Pin-Id", ["Yc7z"])]
 
 
-UNREADABLE = [
-    b"NATS/1.0\r\nA: \xff\r\n\r\n",
-    b"NATS/1.0\r\n\xff: a\r\n\r\n",
-    b"NATS/1.0\r\nno colon\r\n\r\n",
-    b"NATS/1.0\r\n: no name\r\n\r\n",
-    b"NATS/1.0\r\nA: 1\r\nbad\r\n\r\n",
-    b"NATS/1.0\r\nA: 1",
-    b"NATS/1.0 503\r\n\r\n",
-    b"HTTP/1.1\r\nA: 1\r\n\r\n",
-    b"A: 1\r\n\r\n",
-    b"\xff",
-    b"\r\n",
-]
+UNREADABLE = [b"NATS/1.0 503\r\n\r\n", b"HTTP/1.1\r\nA: 1\r\n\r\n", b"A: 1\r\n\r\n", b"\xff", b"\r\n"]
+LINES = (b"A: \xff", b"\xff: a", b"no colon", b": no name", b"A: 1\r\nbad")
+UNREADABLE += [b"NATS/1.0\r\nA: 1", *(b"NATS/1.0\r\n%b\r\n\r\n" % line for line in LINES)]
 
 
 def test_headers_that_cannot_be_read_fail_their_message_only_and_keep_its_header_block() -> None:
@@ -172,7 +115,6 @@ def test_headers_that_cannot_be_read_fail_their_message_only_and_keep_its_header
         assert all(failure.error and "\n" not in failure.error for failure in result.failures)
         assert result.raw_headers == {1: block, 3: block}
         assert column(result, layout.HEADERS) == [[("A", ["1"])], None, None, None, [("A", ["1"])]]
-        result.batch.rows.validate(full=True)
 
 
 def test_an_empty_header_block_is_an_empty_map_and_a_line_break_alone_is_part_of_a_value() -> None:

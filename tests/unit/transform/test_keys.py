@@ -54,32 +54,13 @@ def field_keys(template: str, **columns: Any) -> list[str | None]:
     return keys(template, batch(*["s"] * fields.num_rows), fields)
 
 
-# ------------------------------------------------------------------ templates
-
-
 TEMPLATES: list[tuple[str, tuple[TemplatePart, ...]]] = [
-    ("", ()),
-    ("plain", (TemplatePart("text", "plain"),)),
-    ("{subject}", (TemplatePart("subject"),)),
-    ("{subject[0]}", (TemplatePart("token", 0),)),
-    ("{subject[12]}", (TemplatePart("token", 12),)),
-    ("{header.X-Tenant}", (TemplatePart("header", "X-Tenant"),)),
-    ("{header.a.b}", (TemplatePart("header", "a.b"),)),
-    ("{region}", (TemplatePart("field", "region"),)),
-    ("{a.b.c}", (TemplatePart("field", "a.b.c"),)),
-    ("{größe}", (TemplatePart("field", "größe"),)),
-    ("{subjects}", (TemplatePart("field", "subjects"),)),
-    ("{headers}", (TemplatePart("field", "headers"),)),
+    *(("", ()), ("plain", (TemplatePart("text", "plain"),)), ("{subject}", (TemplatePart("subject"),))),
+    *((f"{{subject[{number}]}}", (TemplatePart("token", number),)) for number in (0, 12)),
+    *((f"{{header.{name}}}", (TemplatePart("header", name),)) for name in ("X-Tenant", "a.b")),
+    *((f"{{{name}}}", (TemplatePart("field", name),)) for name in ("region", "a.b.c", "größe", "subjects", "headers")),
     ("a-{region}", (TemplatePart("text", "a-"), TemplatePart("field", "region"))),
-    (
-        "{subject[1]}/{region}!",
-        (
-            TemplatePart("token", 1),
-            TemplatePart("text", "/"),
-            TemplatePart("field", "region"),
-            TemplatePart("text", "!"),
-        ),
-    ),
+    ("{subject[1]}/!", (TemplatePart("token", 1), TemplatePart("text", "/!"))),
 ]
 
 
@@ -88,25 +69,8 @@ def test_a_template_is_read_part_by_part() -> None:
         assert parse_template(template) == parts
 
 
-UNREADABLE = [
-    "{",
-    "}",
-    "{}",
-    "a{b",
-    "a}b",
-    "{{subject}}",
-    "{subject[}",
-    "{subject[]}",
-    "{subject[-1]}",
-    "{subject[1}",
-    "{subject[x]}",
-    "{subject[12345]}",
-    "{a b}",
-    "{ subject }",
-    "{header.}{",
-    "{header.A B}",
-    "{a[0]}",
-]
+UNREADABLE = ["{", "}", "{}", "a{b", "a}b", "{{subject}}", "{subject[}", "{subject[]}", "{subject[-1]}", "{subject[1}"]
+UNREADABLE += ["{subject[x]}", "{subject[12345]}", "{a b}", "{ subject }", "{header.}{", "{header.A B}", "{a[0]}"]
 
 
 def test_a_template_that_cannot_be_read_is_refused_in_one_line() -> None:
@@ -116,47 +80,34 @@ def test_a_template_that_cannot_be_read_is_refused_in_one_line() -> None:
         assert "\n" not in str(caught.value)
 
 
+def test_tokens_of_the_subject_and_headers_are_the_key_and_without_one_of_them_there_is_none() -> None:
+    headers: list[dict[str, list[str]] | None] = [{"a": ["x"], "A": ["1", "2"]}, None, {"A": []}, {"A": ["3"]}]
+    messages = batch("orders.eu", "orders.us", "orders.a.b", "orders", headers=headers)
+    assert keys("{subject}", messages) == ["orders.eu", "orders.us", "orders.a.b", "orders"]
+    assert keys("{subject[1]}", messages) == ["eu", "us", "a", None]
+    assert keys("{header.A}", messages) == ["1", None, None, "3"]
+    assert keys("{subject[1]}-{header.A}/", messages) == ["eu-1/", None, None, None]
+    assert keys("", messages) == [None] * 4
+
+
 def test_a_path_leads_through_structs() -> None:
     column = pa.array([{"b": {"c": 1}}, {"b": {"c": None}}, {"b": None}, None])
     assert field_keys("{a.b.c}", a=column) == ["1", None, None, None]
-    assert field_keys("{a.b}", a=column) == [None] * 4
-    assert field_keys("{a.x}", a=column) == [None] * 4
-    assert field_keys("{a.b.c.d}", a=column) == [None] * 4
-    assert field_keys("{x.b.c}", a=column) == [None] * 4
+    for template in ("{a.b}", "{a.x}", "{a.b.c.d}", "{x.b.c}"):
+        assert field_keys(template, a=column) == [None] * 4
+    assert field_keys("{a.b}", **{"a.b": ["column", None], "a": [{"b": "path"}] * 2}) == ["column", None]
 
 
 def test_a_decoded_field_is_the_key_as_text() -> None:
-    assert field_keys("{x}", x=["a", None, "", "ü"]) == ["a", None, "", "ü"]
-    assert field_keys("{x}", x=[1, None, -(1 << 63)]) == ["1", None, "-9223372036854775808"]
-    assert field_keys("{x}", x=[True, False, None]) == ["true", "false", None]
-    assert field_keys("{x}", x=[1.5, -0.25, None]) == ["1.5", "-0.25", None]
-    assert field_keys("{x}", x=[date(2024, 2, 29)]) == ["2024-02-29"]
-    assert field_keys("{x}", x=pa.nulls(2)) == [None, None]
-    assert field_keys("{x}", x=pa.array([datetime(2024, 1, 2, tzinfo=UTC)], pa.timestamp("us", "UTC"))) == [
-        "2024-01-02 00:00:00.000000Z"
-    ]
-
-
-def test_a_field_of_a_dictionary_encoded_column_is_the_key() -> None:
-    assert field_keys("{x}", x=pa.array(["a", "b", None, "a"]).dictionary_encode()) == ["a", "b", None, "a"]
-
-
-def test_a_field_that_is_not_a_scalar_is_no_key() -> None:
-    assert field_keys("{x}", x=[["a"], []]) == [None, None]
-    assert field_keys("{x}", x=[{"a": 1}, None]) == [None, None]
-    assert field_keys("{x}", x=[b"a", b"b"]) == [None, None]
-
-
-def test_a_column_whose_name_has_a_dot_comes_before_a_path() -> None:
-    columns = {"a.b": ["column", None], "a": [{"b": "path"}, {"b": "path"}]}
-    assert field_keys("{a.b}", **columns) == ["column", None]
-
-
-def test_a_field_with_a_reserved_name_is_found_under_its_column_name() -> None:
-    assert field_keys("{key}", key_=["k"]) == ["k"]
-    assert field_keys("{Date}", Date_=["d"]) == ["d"]
-    assert field_keys("{_nats_seq}", _nats_seq_=[7]) == ["7"]
-    assert field_keys("{hour.minute}", hour_=[{"minute": 5}]) == ["5"]
+    noon = pa.array([datetime(2024, 1, 2, tzinfo=UTC)], pa.timestamp("us", "UTC"))
+    for values, texts in (
+        *((["a", None, "", "ü"], ["a", None, "", "ü"]), ([1, None, -(1 << 63)], ["1", None, "-9223372036854775808"])),
+        *(([True, False, None], ["true", "false", None]), ([1.5, -0.25, None], ["1.5", "-0.25", None])),
+        *(([date(2024, 2, 29)], ["2024-02-29"]), (noon, ["2024-01-02 00:00:00.000000Z"]), (pa.nulls(2), [None, None])),
+        (pa.array(["a", "b", None, "a"]).dictionary_encode(), ["a", "b", None, "a"]),
+        *((nested, [None, None]) for nested in ([["a"], []], [{"a": 1}, None], [b"a", b"b"])),
+    ):
+        assert field_keys("{x}", x=values) == texts
 
 
 def test_a_declared_field_is_its_column_and_a_field_of_an_own_decoder_is_its_column() -> None:
@@ -175,8 +126,6 @@ def test_a_template_that_is_no_text_is_refused() -> None:
             make_key(template)
         assert str(caught.value).isprintable()
 
-
-# ------------------------------------------------------------------ grouping
 
 rows = st.lists(
     st.tuples(
@@ -208,8 +157,5 @@ def test_rows_that_lie_together_already_are_not_copied() -> None:
     table = pa.RecordBatch.from_pydict({"n": [1, 2, 3]})
     grouped, runs = group(table, pa.array(["a", "a", "b"]), np.array([0, 900, 0]))
     assert grouped is table
-    assert [(run.key, run.bucket, run.start, run.length) for run in runs] == [
-        ("a", 0, 0, 1),
-        ("a", 900, 1, 1),
-        ("b", 0, 2, 1),
-    ]
+    found = [(run.key, run.bucket, run.start, run.length) for run in runs]
+    assert found == [("a", 0, 0, 1), ("a", 900, 1, 1), ("b", 0, 2, 1)]

@@ -55,15 +55,9 @@ def prepare(
     keep_payload: bool = True,
     bundles: int = 0,
 ) -> Prepared:
-    preparer = Preparer(
-        stream="S",
-        consumer="C",
-        decoder=decoder or RawDecoder(),
-        key=TemplateKey(key) if isinstance(key, str) else key,
-        interval=900,
-        keep_payload=keep_payload,
-        bundles=bundles,
-    )
+    function = TemplateKey(key) if isinstance(key, str) else key
+    more: dict[str, Any] = {"interval": 900, "keep_payload": keep_payload, "bundles": bundles}
+    preparer = Preparer(stream="S", consumer="C", decoder=decoder or RawDecoder(), key=function, **more)
     prepared = preparer(received(*(Sent(m) if isinstance(m, bytes) else m for m in messages)))
     for rows, runs in ((prepared.rows, prepared.runs), (prepared.quarantine, prepared.quarantine_runs)):
         rows.validate(full=True)
@@ -118,9 +112,6 @@ class Scripted:
         return Decoded(fields=fields, messages=pa.array(origins, pa.int32()), failures=tuple(failures))
 
 
-# ------------------------------------------------------------------ one message's fault is its own
-
-
 def test_every_reason_is_one_line_without_credentials() -> None:
     def key(batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
         raise LookupError("no tenant at\nhttp://app:s3cret@cache/3")
@@ -133,19 +124,16 @@ def test_every_reason_is_one_line_without_credentials() -> None:
     ]
 
 
-def test_a_decoder_that_keeps_count_is_asked_once() -> None:
-    decoder = Scripted()
-    prepare(b"a", b"fail", b"b", decoder=decoder)
-    assert decoder.sizes == [3]
-
-
 NONSENSE: list[Any] = [None, "text", Decoded(fields=pa.RecordBatch.from_pydict({"x": [1, 2]}))]
+WRONG_KEYS: list[Any] = [None, "text", pa.array(["too", "many", "keys", "for", "any"]), pa.array([1, 2, 3])]
 
 
-def test_a_decoder_that_answers_nonsense_quarantines_and_does_not_crash() -> None:
-    for answer in NONSENSE:
-        prepared = prepare(b"a", b"b", b"c", decoder=Mock(decode=Mock(return_value=answer)))
-        assert faults(prepared) == {1: "decode", 2: "decode", 3: "decode"}
+def test_a_decoder_or_key_function_that_answers_nonsense_quarantines_and_does_not_crash() -> None:
+    sent = b"1", b"2", b"3"
+    found = [(prepare(*sent, decoder=Mock(decode=Mock(return_value=answer))), "decode") for answer in NONSENSE]
+    found += [(prepare(*sent, key=Mock(return_value=answer)), "key") for answer in WRONG_KEYS]
+    for prepared, stage in found:
+        assert faults(prepared) == {1: stage, 2: stage, 3: stage}
         assert prepared.rows.num_rows == 0
 
 
@@ -159,14 +147,6 @@ class OneByOne:
         (payload,) = batch.column(layout.PAYLOAD).to_pylist()
         column = self.columns[payload]
         return Decoded(fields=NOTHING if column is None else pa.RecordBatch.from_arrays([column], names=["value"]))
-
-
-def test_messages_decoded_one_by_one_may_have_no_columns() -> None:
-    decoder = OneByOne({b"a": pa.array([1]), b"b": None, b"c": pa.array([2.5])})
-    prepared = prepare(b"b", b"a", b"b", b"c", decoder=decoder)
-    assert prepared.rows.column("value").to_pylist() == [None, 1.0, None, 2.5]
-    assert prepared.quarantine.num_rows == 0
-    assert seqs(prepare(b"b", b"b", decoder=decoder).rows) == [1, 2]
 
 
 def test_messages_decoded_one_by_one_whose_columns_do_not_go_together_are_quarantined() -> None:
@@ -184,20 +164,7 @@ def test_a_message_of_several_rows_has_its_payload_in_the_first_one_alone() -> N
     assert many.rows.nbytes < 100 << 20  # 10 GB with a payload in each row
 
 
-def test_decoded_fields_follow_the_envelope() -> None:
-    prepared = prepare(b'{"a": 1, "key": "k"}', decoder=InferringDecoder())
-    expected = [*(name for name in layout.ENVELOPE if name != layout.STREAM), REPLY, "a", "key_"]
-    assert prepared.rows.schema.names == expected
-
-
-STAGES = {
-    b"raise": "decode",
-    b"skip": "decode",
-    b"fail": "schema",
-    b"both": "decode",
-    b"beyond": "decode",
-    b"twice": "decode",
-}
+STAGES = {b"fail": "schema", **dict.fromkeys((b"raise", b"skip", b"both", b"beyond", b"twice"), "decode")}
 ROWS = {b"a": 1, b"rows 1": 1, b"rows 3": 3}
 
 
@@ -220,9 +187,6 @@ def test_every_message_is_in_the_rows_or_alone_in_the_quarantine(batch: list[byt
         assert layout.ROW not in prepared.rows.schema.names
 
 
-# ------------------------------------------------------------------ keys
-
-
 def test_rows_are_brought_together_by_bundle_and_bucket_with_their_keys_as_a_column() -> None:
     keys = ["a", "b", "a", "iceberg", "", "c", "größe"]
     messages = [Sent(subject=f"s.{key}".encode(), seconds=1000 if at < 5 else 0) for at, key in enumerate(keys)]
@@ -237,10 +201,16 @@ def test_rows_are_brought_together_by_bundle_and_bucket_with_their_keys_as_a_col
         assert {bundle_of(key, 16) for key in found[run.start : run.start + run.length]} == {run.bundle}
 
 
-def test_a_decoded_field_called_key_or_bundle_does_not_take_the_place_of_ours() -> None:
-    prepared = prepare(b'{"key": "k", "bundle": 1}', decoder=InferringDecoder(), key="own", bundles=4)
-    assert prepared.rows.schema.names[-3:] == ["key", "bundle_", "key_"]
-    assert prepared.rows.column(layout.KEY).to_pylist() == ["own"]
+def test_decoded_fields_follow_the_envelope_and_take_the_place_of_none_of_ours() -> None:
+    payload = b'{"key": "k", "bundle": 1, "reply": "stolen", "_nats_reply": "too"}'
+    prepared = prepare(payload, decoder=InferringDecoder(), key="own", bundles=4)
+    ours = [*(name for name in layout.ENVELOPE if name != layout.STREAM), REPLY, layout.KEY]
+    names = prepared.rows.schema.names
+    assert names[: len(ours)] == ours
+    assert {*names[len(ours) :]} == {"bundle_", "key_", "reply", "_nats_reply_"}
+    (row,) = prepared.rows.to_pylist()
+    assert (row[layout.KEY], row["reply"], row["_nats_reply_"]) == ("own", "stolen", "too")
+    assert row[REPLY].startswith(b"$JS.ACK.")
 
 
 def test_a_key_function_that_raises_for_a_message_quarantines_it_alone() -> None:
@@ -257,22 +227,6 @@ def test_a_key_function_that_raises_for_a_message_quarantines_it_alone() -> None
         assert {run.key for run in prepared.runs} == {"a", "b"}
         assert faults(prepared) == {2: "key", 4: "key"}
         assert "\n" not in prepared.quarantine.column(layout.ERROR)[0].as_py()
-
-
-WRONG_KEYS: list[Any] = [
-    None,
-    "text",
-    pa.array(["too", "many", "keys", "for", "any"]),
-    pa.array([], pa.string()),
-    pa.array([1, 2, 3]),
-]
-
-
-def test_a_key_function_that_answers_nonsense_quarantines_and_does_not_crash() -> None:
-    for answer in WRONG_KEYS:
-        prepared = prepare(b"1", b"2", b"3", key=Mock(return_value=answer))
-        assert faults(prepared) == {1: "key", 2: "key", 3: "key"}
-        assert prepared.rows.num_rows == 0
 
 
 def test_a_message_of_several_rows_goes_to_quarantine_whole_when_its_first_row_has_no_place() -> None:
@@ -292,14 +246,14 @@ def test_a_key_function_is_asked_about_messages_not_about_their_rows_and_has_eve
         asked.append(payloads)
         return pa.array([payload.decode().replace(" ", "-") for payload in payloads])
 
-    prepared = prepare(b"rows 3", b"a", b"rows 2", decoder=Scripted(), key=key)
+    decoder = Scripted()
+    prepared = prepare(b"rows 3", b"a", b"fail", b"rows 2", decoder=decoder, key=key)
     assert asked == [[b"rows 3", b"a", b"rows 2"]]
+    assert decoder.sizes == [4], "a decoder that keeps count is asked once"
     assert [(run.key, run.length) for run in prepared.runs] == [("rows-3", 3), ("a", 1), ("rows-2", 2)]
 
 
-def test_large_headers_of_a_message_with_many_rows_quarantine_it_and_those_of_several_are_taken_apart(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_large_headers_of_a_message_with_many_rows_quarantine_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare_module, "ENVELOPE_BYTES", 100_000)
     large = b"NATS/1.0\r\nA: " + b"x" * 1000 + b"\r\nA: " + "ü".encode() * 500 + b"\r\nB: y\r\n\r\n"
     alone = prepare(Sent(b"rows 60", headers=large), decoder=Scripted())
@@ -317,27 +271,19 @@ def test_large_headers_of_a_message_with_many_rows_quarantine_it_and_those_of_se
     assert prepare(*several[:2], decoder=Scripted()).rows.num_rows == 40
 
 
-# ------------------------------------------------------------------ envelope and quarantine
-
 GOOD, BAD_HEADERS = b"NATS/1.0\r\nA: 1\r\n\r\n", b"NATS/1.0\r\nno colon\r\n\r\n"
 
 
 def test_headers_that_cannot_be_read_are_kept_raw_in_the_quarantine() -> None:
-    prepared = prepare(
-        Sent(b"a"), Sent(b"b", headers=BAD_HEADERS), Sent(b"fail", headers=GOOD), Sent(b"d"), decoder=Scripted()
-    )
+    messages, decoder = [Sent(b"b", headers=BAD_HEADERS), Sent(b"fail", headers=GOOD), Sent(b"d")], Scripted()
+    prepared = prepare(Sent(b"a"), *messages, decoder=decoder)
+    assert decoder.sizes == [3], "a message that cannot be read is not decoded"
     assert faults(prepared) == {2: "headers", 3: "schema"}
     assert prepared.quarantine.column(layout.RAW_HEADERS).to_pylist() == [BAD_HEADERS, None]
     assert prepared.quarantine.column(layout.HEADERS).to_pylist() == [None, [("A", ["1"])]]
     assert prepared.quarantine.column(layout.PAYLOAD).to_pylist() == [b"b", b"fail"]
     assert seqs(prepared.rows) == [1, 4]
     assert prepared.rows.column("value").to_pylist() == [1, 4]
-
-
-def test_a_message_that_cannot_be_read_is_not_decoded() -> None:
-    decoder = Scripted()
-    prepare(Sent(b"a", headers=BAD_HEADERS), Sent(b"b", subject=b"\xff"), Sent(b"c"), decoder=decoder)
-    assert decoder.sizes == [1]
 
 
 def test_payloads_are_dropped_where_they_are_not_kept_but_never_from_the_quarantine() -> None:
@@ -384,14 +330,6 @@ def test_fields_called_like_the_envelope_take_nobodys_place() -> None:
     prepared = prepare(b"1", b"2", decoder=Greedy())
     assert faults(prepared) == {1: "decode", 2: "decode"}
     assert prepared.quarantine.column(layout.SEQ).to_pylist() == [1, 2]
-
-
-def test_a_field_called_reply_does_not_take_the_ack_subjects_place() -> None:
-    prepared = prepare(b'{"reply": "stolen", "_nats_reply": "too"}', decoder=InferringDecoder())
-    (row,) = prepared.rows.to_pylist()
-    assert row["reply"] == "stolen"
-    assert row["_nats_reply_"] == "too"
-    assert row[REPLY].startswith(b"$JS.ACK.")
 
 
 def test_a_batch_that_has_to_come_in_smaller_parts_is_not_decoded_message_by_message() -> None:

@@ -95,12 +95,7 @@ TYPES: list[tuple[Any, Any, str, Any]] = [
     (logical("int", "date"), date(2026, 1, 31), "date32[day]", date(2026, 1, 31)),
     (logical("int", "time-millis"), clock(1, 2, 3, 4000), "time64[us]", clock(1, 2, 3, 4000)),
     (logical("long", "time-micros"), clock(1, 2, 3, 4), "time64[us]", clock(1, 2, 3, 4)),
-    (
-        logical("long", "timestamp-millis"),
-        1500,
-        "timestamp[us, tz=UTC]",
-        datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC),
-    ),
+    (logical("long", "timestamp-millis"), 1500, "timestamp[us, tz=UTC]", datetime(1970, 1, 1, 0, 0, 1, 500_000, UTC)),
     (logical("long", "timestamp-micros"), STAMP, "timestamp[us, tz=UTC]", STAMP),
     (logical("long", "timestamp-nanos"), MICROS * 1000 + 789, "timestamp[us, tz=UTC]", STAMP),
     (logical("long", "local-timestamp-millis"), 1500, "timestamp[us]", datetime(1970, 1, 1, 0, 0, 1, 500_000)),
@@ -124,22 +119,16 @@ TYPES: list[tuple[Any, Any, str, Any]] = [
 """Schema, value, type of the column, stored value."""
 OUT_OF_RANGE: list[tuple[Any, bytes]] = [
     (logical("bytes", "decimal", precision=3, scale=2), zigzag(2) + b"\x7f\xff"),
-    (logical("int", "date"), zigzag(2**30)),
     (logical("int", "time-millis"), zigzag(86_400_000)),
     (logical("long", "time-micros"), zigzag(-1)),
     (logical("long", "timestamp-millis"), zigzag(2**60)),
-    (logical("long", "timestamp-micros"), zigzag(-(2**60))),
     (logical("string", "uuid"), zigzag(5) + b"hello"),
-    ("int", zigzag(2**31)),
-    ("long", b"\xff" * 11),
-    ("string", zigzag(2) + b"\xc3\x28"),
-    ("string", zigzag(2**50) + b"a"),
     ("bytes", zigzag(-5) + b"abcde"),
     (["null", "string"], zigzag(2)),
     ({"type": "enum", "name": "E", "symbols": ["A"]}, zigzag(1)),
-    ({"type": "array", "items": "long"}, zigzag(2**50) + b"\x02"),
     ({"type": "map", "values": "long"}, zigzag(1) + zigzag(2**40)),
 ]
+"""What is not among the hostile rows of `tests/support/formats.py`."""
 
 
 def test_every_type_has_its_column() -> None:
@@ -150,6 +139,12 @@ def test_every_type_has_its_column() -> None:
         assert str(decoded.fields.schema.field("x").type) == kind
         rows = [row for row in outcomes(decoded, 3) if row is not None]
         assert rows == [{"x": stored}] * (2 if payload else 3), of
+
+
+def test_a_column_whose_name_is_taken_gets_an_underscore() -> None:
+    schema = record(*(field(name, "int") for name in ("key", "Id", "id", "_nats_seq")))
+    decoded = AvroDecoder(schema, {}).decode(batch_of([datum(schema, {"key": 1, "Id": 2, "id": 3, "_nats_seq": 4})]))
+    assert decoded.fields.to_pylist() == [{"key_": 1, "Id": 2, "id_": 3, "_nats_seq_": 4}]
 
 
 def test_a_value_out_of_range_fails_its_message() -> None:
@@ -218,23 +213,20 @@ def test_the_wire_format_of_confluent_names_a_schema_in_the_registry(tmp_path: P
     (tmp_path / "9.avsc").write_text("no json")
     decoder = AvroDecoder(READER, {}, registry=Registry(str(tmp_path)))
     good = confluent(7, datum(WRITER, OLD))
-    bad = [
-        confluent(6, datum(WRITER, OLD)),
-        confluent(8, datum(record(field("id", "string")), {"id": "x"})),
-        confluent(9, datum(WRITER, OLD)),
-        b"\1" + good[1:],
-        b"\0\0\0",
-        good[:-1],
-        good + b"x",
-        b"",
-    ]
+    other = confluent(8, datum(record(field("id", "string")), {"id": "x"}))
+    bad = [confluent(6, datum(WRITER, OLD)), other, confluent(9, datum(WRITER, OLD))]
+    bad += [b"\1" + good[1:], b"\0\0\0", good[:-1], good + b"x", b""]
     assert decode(decoder, good, *bad, good) == [NEW, *[None] * len(bad), NEW]
     (reason,) = reasons(AvroDecoder(READER, {}), good)
     assert reason.endswith("; it begins like Confluent's wire format, with schema 7: set decode.registry")
 
 
+ENDLESS = record(field("x", {"type": "array", "items": "null"}))
+UNUSABLE = "cannot be used: an array whose items have no bytes"
+
+
 class Answers(http.server.BaseHTTPRequestHandler):
-    """A schema registry with one schema; it is down for its first requests."""
+    """A schema registry with two schemas, of which one cannot be used; it is down for its first requests."""
 
     asked: ClassVar[list[str]] = []
     down = 2
@@ -243,10 +235,10 @@ class Answers(http.server.BaseHTTPRequestHandler):
         self.asked.append(self.path)
         if len(self.asked) <= self.down:
             self.send_error(503)
-        elif self.path != "/schemas/ids/7":
+        elif (schema := {"/schemas/ids/7": WRITER, "/schemas/ids/9": ENDLESS}.get(self.path)) is None:
             self.send_error(404)
         else:
-            body = json.dumps({"schema": json.dumps(WRITER)}).encode()
+            body = json.dumps({"schema": json.dumps(schema)}).encode()
             self.send_response(200)
             self.end_headers()
             self.wfile.write(body)
@@ -272,25 +264,11 @@ def test_a_registry_over_http_is_asked_once_for_each_id_and_again_while_it_is_do
     good, unknown = confluent(7, datum(WRITER, OLD)), confluent(8, datum(WRITER, OLD))
     assert decode(decoder, good, unknown, good, unknown, good) == [NEW, None, NEW, None, NEW]
     assert decode(decoder, good, unknown) == [NEW, None]
-    assert Answers.asked == [*["/schemas/ids/7"] * 3, "/schemas/ids/8"]
+    assert reasons(decoder, *[confluent(9, b"\2\0")] * 50) == [f"schema 9 {UNUSABLE}"] * 50
+    assert Answers.asked == [*["/schemas/ids/7"] * 3, "/schemas/ids/8", "/schemas/ids/9"]
 
 
-def test_a_registry_is_asked_once_for_a_schema_that_cannot_be_used(
-    server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    endless = record(field("id", "long"), field("x", {"type": "array", "items": "null"}))
-    monkeypatch.setitem(globals(), "WRITER", endless)
-    monkeypatch.setattr(Answers, "down", 0)
-    decoder = AvroDecoder(READER, {}, registry=Registry(server))
-    found = reasons(decoder, *[confluent(7, b"\2\0")] * 50)
-    assert set(found) == {"schema 7 cannot be used: an array whose items have no bytes"}
-    assert len(found) == 50
-    assert Answers.asked == ["/schemas/ids/7"]
-
-
-def test_messages_of_a_registry_that_never_answers_are_quarantined_without_asking_for_each(
-    server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_registry_that_never_answers_is_not_asked_for_each(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(avro, "_PATIENCE", 0.1)
     monkeypatch.setattr(Answers, "down", 1 << 30)
     decoder = AvroDecoder(READER, {}, registry=Registry(server))
@@ -311,14 +289,12 @@ def test_the_rows_of_containers_are_rows_of_their_messages() -> None:
         assert [row["id"] for message, row in rows if message == 9] == list(range(5000))
         assert len(rows) == 5004
 
-
-def test_zstandard_containers_are_read() -> None:
     plain = container(WRITER, [OLD])
     sync = plain[-16:]
     header = plain[: plain.index(sync) + 16].replace(zigzag(4) + b"null", zigzag(9) + b"zstandard")
     data = pa.compress(datum(WRITER, OLD), codec="zstd", asbytes=True)
-    sent = header + zigzag(1) + zigzag(len(data)) + data + sync
-    assert rows_of(AvroDecoder(READER, {}, container=True), sent) == [(0, NEW)]
+    zstandard = header + zigzag(1) + zigzag(len(data)) + data + sync
+    assert rows_of(decoder, zstandard) == [(0, NEW)]
 
 
 def test_a_container_cannot_inflate_or_count_beyond_bounds() -> None:
@@ -432,12 +408,12 @@ def test_a_schema_that_cannot_be_used_is_parsed_once(monkeypatch: pytest.MonkeyP
     assert len(asked) == 302
 
 
-@pytest.mark.parametrize("name", ["E", "default"])
-def test_an_enum_has_no_symbol_with_a_negative_number(tmp_path: Path, name: str) -> None:
-    enum = {"type": "enum", "name": name, "symbols": ["A", "B"]}
-    schema = record(field("a", enum), field("b", ["null", name]), field("c", {"type": "array", "items": name}))
+def test_an_enum_has_no_symbol_with_a_negative_number(tmp_path: Path) -> None:
+    enum = {"type": "enum", "name": "default", "symbols": ["A", "B"]}
+    items = {"type": "array", "items": "default"}
+    schema = record(field("a", enum), field("b", ["null", "default"]), field("c", items))
     older = record(field("a", {**enum, "symbols": ["B", "A"]}))
-    newer = record(field("a", enum), field("b", ["null", name], default=None))
+    newer = record(field("a", enum), field("b", ["null", "default"], default=None))
     good = [b"\0\2\2\2\2\0", b"\2\0\0"]
     bad = [b"\1\2\2\0", b"\0\2\1\0", b"\0\2\2\2\1\0", b"\4\0\0"]
     assert decode(AvroDecoder(schema, {}), *good, *bad) == [
@@ -450,9 +426,7 @@ def test_an_enum_has_no_symbol_with_a_negative_number(tmp_path: Path, name: str)
     assert decode(resolving, confluent(1, b"\0"), confluent(1, b"\1")) == [{"a": "B", "b": None}, None]
 
 
-def test_a_directory_of_schemas_is_read_again_only_when_it_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_of_schemas_is_read_when_it_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
     real = avro._read
     monkeypatch.setattr(avro, "_read", lambda path: (read.append(path), real(path))[1])
@@ -464,23 +438,6 @@ def test_a_directory_of_schemas_is_read_again_only_when_it_changed(
     (tmp_path / "2.avsc").write_text(json.dumps(WRITER))
     assert decode(decoder, unknown[0], b"\xc3\x01" + mark(WRITER) + datum(WRITER, OLD), unknown[0]) == [None, NEW, None]
     assert len(read) == 4
-
-
-def test_a_schema_of_a_fingerprint_that_cannot_be_used_is_read_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[Path] = []
-    real = avro._read
-    monkeypatch.setattr(avro, "_read", lambda path: (read.append(path), real(path))[1])
-    endless = record(field("x", {"type": "array", "items": "null"}))
-    (tmp_path / "1.avsc").write_text(json.dumps(endless))
-    decoder = AvroDecoder(READER, {}, registry=Registry(str(tmp_path)))
-    found = reasons(decoder, *[b"\xc3\x01" + mark(endless) + b"\2\0"] * 50)
-    assert set(found) == {"its schema cannot be used: an array whose items have no bytes"}
-    assert len(read) == 2
-
-
-def test_a_column_whose_name_is_taken_gets_an_underscore() -> None:
-    schema = record(field("key", "int"), field("Id", "int"), field("id", "int"), field("_nats_seq", "int"))
-    decoded = AvroDecoder(schema, {}).decode(batch_of([datum(schema, {"key": 1, "Id": 2, "id": 3, "_nats_seq": 4})]))
-    assert decoded.fields.to_pylist() == [{"key_": 1, "Id": 2, "id_": 3, "_nats_seq_": 4}]
+    (tmp_path / "3.avsc").write_text(json.dumps(ENDLESS))
+    assert set(reasons(decoder, *[b"\xc3\x01" + mark(ENDLESS) + b"\2\0"] * 50)) == {f"its schema {UNUSABLE}"}
+    assert len(read) < 10, "what cannot be used is read once"

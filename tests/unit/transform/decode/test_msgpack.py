@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import product
 from typing import Any
 
 import msgpack
 import pyarrow as pa
-import pytest
 
 from jetcapture_py.transform.decode import make_decoder
 from jetcapture_py.transform.decode.json_inferred import InferringDecoder
@@ -16,12 +16,6 @@ from jetcapture_py.transform.keys import make_key, payload_texts
 from tests.support.batches import Declared, batch_of, decode_settings, outcomes
 
 STAMP = datetime(2026, 1, 31, 12, 0, 0, 123_456, UTC)
-
-
-def test_extensions_and_bytes_are_shown_in_json_text() -> None:
-    decoder = make_decoder(decode_settings(format="msgpack", columns={"x": Declared("json")}))
-    sent = msgpack.packb({"x": {"a": b"hi", "e": msgpack.ExtType(5, b"hi")}})
-    assert outcomes(decoder.decode(batch_of([sent])), 1) == [{"x": '{"a":"aGk=","e":{"code":5,"data":"aGk="}}'}]
 
 
 def test_inferred_columns_have_the_types_of_messagepack() -> None:
@@ -42,9 +36,8 @@ def test_inferred_columns_have_the_types_of_messagepack() -> None:
     assert rows[3:] == [None, None]
 
 
-@pytest.mark.parametrize("seconds", [-1, 0, 2**34])
-def test_nanoseconds_are_cut_off_in_every_column(seconds: int) -> None:
-    for nanos in (0, 1_499, 1_500, 999_999_500, 999_999_999):
+def test_nanoseconds_are_cut_off_in_every_column() -> None:
+    for seconds, nanos in product([-1, 0, 2**34], [0, 1_499, 1_500, 999_999_500, 999_999_999]):
         stamp = msgpack.Timestamp(seconds, nanos)
         text = b"\xd7\xff" + stamp.to_bytes()
         payload = msgpack.packb({"at": stamp, "deep": [{"at": stamp}], "text": text, "after": "x" * 300})
@@ -60,16 +53,10 @@ def test_nanoseconds_are_cut_off_in_every_column(seconds: int) -> None:
 
 
 KEYS: list[tuple[str, Any, str | None]] = [
-    ("{x}", {"x": "a"}, "a"),
-    ("{x}", {"x": 1.5}, "1.5"),
-    ("{x}", {"x": 2**63}, "9223372036854775808"),
-    ("{x}", {"x": True}, "true"),
-    ("{x}", {"x": b"a"}, None),
-    ("{x}", {"x": [1]}, None),
-    ("{x}", {}, None),
-    ("{x.y}", {"x": {"y": "deep"}}, "deep"),
+    *(("{x}", {"x": "a"}, "a"), ("{x}", {"x": 1.5}, "1.5"), ("{x}", {"x": 2**63}, "9223372036854775808")),
+    *(("{x}", {"x": True}, "true"), ("{x}", {"x": b"a"}, None), ("{x}", {"x": [1]}, None), ("{x}", {}, None)),
+    *(("{x.y}", {"x": {"y": "deep"}}, "deep"), ("{x.y}", {"x.y": 1, "x": {"y": 2}}, "1")),
     ("{x.y}", {"x": {str(number): 0 for number in range(20)} | {"y": 7}}, "7"),
-    ("{x.y}", {"x.y": 1, "x": {"y": 2}}, "1"),
 ]
 
 

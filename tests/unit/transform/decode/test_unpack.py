@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import cramjam
@@ -13,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from jetcapture_py.archive import layout
 from jetcapture_py.transform.batch import BatchTooWideError, decode_checked
 from jetcapture_py.transform.decode import make_decoder
 from jetcapture_py.transform.decode.bounds import BYTES_AT_ONCE, MAX_ROWS
@@ -26,8 +26,11 @@ MAX_SIZE = 10_000
 COLUMNS = {"a": Declared("int64")}
 
 
-def zstd(data: bytes) -> bytes:
-    return bytes(pa.compress(data, codec="zstd", asbytes=True))
+def packed(codec: str) -> Callable[[bytes], bytes]:
+    return lambda data: bytes(pa.compress(data, codec=codec, asbytes=True))
+
+
+zstd, snappy = packed("zstd"), packed("snappy")
 
 
 def zstd_without_size(data: bytes) -> bytes:
@@ -37,21 +40,12 @@ def zstd_without_size(data: bytes) -> bytes:
     return bytes(sink.getvalue())
 
 
-def snappy(data: bytes) -> bytes:
-    return bytes(pa.compress(data, codec="snappy", asbytes=True))
-
-
 def framed(data: bytes) -> bytes:
     return bytes(cramjam.snappy.compress(data))
 
 
-COMPRESSED = [
-    ("gzip", gzip.compress),
-    ("zstd", zstd),
-    ("zstd", zstd_without_size),
-    ("snappy", snappy),
-    ("snappy", framed),
-]
+COMPRESSED = [("gzip", gzip.compress), ("zstd", zstd), ("zstd", zstd_without_size)]
+COMPRESSED += [("snappy", snappy), ("snappy", framed)]
 MAGIC = 11
 """Bytes that `auto` needs to recognize each compression."""
 
@@ -90,9 +84,6 @@ def test_frames_and_members_that_follow_each_other_are_one_payload() -> None:
     assert inflater("gzip", MAX_SIZE)(gzip.compress(b"a") + gzip.compress(b"b")) == b"ab"
     assert inflater("zstd", MAX_SIZE)(zstd(b"a") + zstd(b"b")) == b"ab"
     refused("gzip", gzip.compress(b"") * 1001, "members")
-
-
-def test_a_window_of_much_memory_is_refused() -> None:
     for window in (0xFF, 0xA0):
         refused("zstd", b"\x28\xb5\x2f\xfd\x00" + bytes([window]) + b"\x01\x00\x00", "too much memory")
 
@@ -124,9 +115,7 @@ DAMAGED = {"json": b"{" + CONTAINERS["json"], "msgpack": b"\x82" + CONTAINERS["m
 
 @pytest.mark.parametrize("payloads", [CONTAINERS, DAMAGED], ids=["whole", "damaged"])
 @pytest.mark.parametrize("name", ["json", "msgpack"])
-def test_inferred_objects_beyond_count_are_refused_before_they_take_memory(
-    name: str, payloads: dict[str, bytes]
-) -> None:
+def test_inferred_objects_beyond_count_are_refused_without_memory(name: str, payloads: dict[str, bytes]) -> None:
     decoder = make_decoder(decode_settings(format=name, compression="gzip"))
     bomb = gzip.compress(payloads[name], 1)
     tracemalloc.start()
@@ -166,13 +155,28 @@ def test_the_containers_of_every_messagepack_value_are_counted() -> None:
     assert len(OBJECT_FORMAT.skeleton(payload[:-1])) == len(skeleton) - 1
 
 
-def test_many_large_payloads_are_decoded_in_smaller_batches() -> None:
-    config = decode_settings(format="json", compression="gzip", columns=COLUMNS)
-    decoder = make_decoder(config)
-    large = gzip.compress(b'{"a": 1, "b": "%b"}' % bytes(BYTES_AT_ONCE // 3).replace(b"\0", b"x"))
-    with pytest.raises(BatchTooWideError):
-        decoder.decode(batch_of([large] * 4))
-    assert outcomes(decoder.decode(batch_of([large])), 1) == [{"a": 1}]
+LARGE = gzip.compress(b'{"a": 1, "b": "%b"}' % (b"x" * (BYTES_AT_ONCE // 3)))
+MUCH: list[tuple[dict[str, Any], list[bytes], int, int]] = [
+    ({"format": "json", "compression": "gzip"}, [LARGE] * 4, 1, 1),
+    ({"format": "json", "rows": "lines"}, [b'{"a": 1}\n' * 20_000] * 15, 2, 40_000),
+    ({"format": "json", "rows": "array"}, [b"[%b{}]" % (b"{}," * 20_000)] * 15, 2, 40_002),
+    ({"format": "csv", "rows": "lines"}, [b"1\n" * 20_000] * 15, 2, 40_000),
+    (
+        {"format": "csv", "rows": "lines", "header": True},
+        [b"a,b%d\n" % number + b"1,2\n" * 60_000 for number in range(5)],
+        1,
+        60_000,
+    ),
+]
+"""Settings, too many payloads for one batch, how many are few enough, and their rows."""
+
+
+def test_many_bytes_and_rows_are_decoded_in_smaller_batches() -> None:
+    for settings, payloads, few, rows in MUCH:
+        decoder = make_decoder(decode_settings(columns=COLUMNS, **settings))
+        with pytest.raises(BatchTooWideError):
+            decoder.decode(batch_of(payloads))
+        assert decoder.decode(batch_of(payloads[:few])).fields.num_rows == rows
 
 
 def rows_of(sent: list[bytes], **settings: Any) -> tuple[list[tuple[int, Any]], dict[int, str]]:
@@ -183,19 +187,12 @@ def rows_of(sent: list[bytes], **settings: Any) -> tuple[list[tuple[int, Any]], 
 
 
 def test_each_line_is_a_row_and_a_bad_one_fails_its_message() -> None:
-    sent = [
-        b'{"a": 1}\n{"a": 2}\n',
-        b'{"a": 3}',
-        b'{"a": 4}\r\n\n  \n{"a": 5}',
-        b'{"a": 6}\n{"a": "x"}\n{"a": 7',
-        b"",
-        b"\n \n",
-        b'{"a": 8}',
-        b'{"a": "\n"}',
-    ]
-    rows, errors = rows_of(sent, format="json", rows="lines")
-    assert rows == [(0, 1), (0, 2), (1, 3), (2, 4), (2, 5), (4, None), (6, 8)]
-    assert errors.keys() == {3, 5, 7}
+    sent = [b'{"a": 1}\n{"a": 2}\n', b'{"a": 3}', b'{"a": 4}\r\n\n  \n{"a": 5}', b'{"a": 6}\n{"a": "x"}\n{"a": 7', b""]
+    sent += [b"\n \n", b'{"a": 8}', b'{"a": "\n"}']
+    sent += [gzip.compress(b'{"a": 9}\n{"a": 10}'), gzip.compress(b'{"a": 1}')[:-3]]
+    rows, errors = rows_of(sent, format="json", rows="lines", compression="auto")
+    assert rows == [(0, 1), (0, 2), (1, 3), (2, 4), (2, 5), (4, None), (6, 8), (8, 9), (8, 10)]
+    assert errors.keys() == {3, 5, 7, 9}
     assert errors[3].startswith("row 1: ")
     assert errors[5] == "the payload has no rows"
 
@@ -203,16 +200,8 @@ def test_each_line_is_a_row_and_a_bad_one_fails_its_message() -> None:
 @pytest.mark.parametrize("name", ["json", "msgpack"])
 def test_each_element_is_a_row_and_a_bad_one_fails_its_message(name: str) -> None:
     pack = {"json": lambda value: json.dumps(value).encode(), "msgpack": msgpack.packb}[name]
-    sent = [
-        pack([{"a": 1}, {"a": 2, "b": [1, {"c": ","}]}]),
-        pack([]),
-        pack({"a": 3}),
-        pack([{"a": 4}, 5]),
-        pack([{"a": 6}]),
-        pack([{"a": 7}])[:-1],
-        pack([{"a": number} for number in range(1000)]),
-        b"",
-    ]
+    sent = [pack([{"a": 1}, {"a": 2, "b": [1, {"c": ","}]}]), pack([]), pack({"a": 3}), pack([{"a": 4}, 5])]
+    sent += [pack([{"a": 6}]), pack([{"a": 7}])[:-1], pack([{"a": number} for number in range(1000)]), b""]
     rows, errors = rows_of(sent, format=name, rows="array")
     assert rows[:3] == [(0, 1), (0, 2), (4, 6)]
     assert rows[3:] == [*((6, number) for number in range(1000)), (7, None)]
@@ -237,43 +226,16 @@ def test_too_many_rows_fail_their_message_alone() -> None:
         assert "more than" in errors[1]
 
 
-@pytest.mark.parametrize("element", [b"0", b"{}"])
-def test_too_many_elements_of_an_array_take_little_memory_before_they_are_counted(element: bytes) -> None:
-    payload = b"[%b%b]" % ((element + b",") * 1_100_000, element)
-    tracemalloc.start()
-    found, errors = rows_of([payload], format="json", rows="array")
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert found == []
-    assert ("more than 250000" if element == b"{}" else "$[0]") in errors[0]
-    assert peak < 12 * len(payload)
-
-
-def test_rows_below_different_headers_are_counted_together() -> None:
-    decoder = make_decoder(decode_settings(format="csv", rows="lines", header=True, columns=COLUMNS))
-    sent = [b"a,b%d\n" % number + b"1,2\n" * 60_000 for number in range(5)]
-    with pytest.raises(BatchTooWideError):
-        decoder.decode(batch_of(sent))
-    assert len(decoder.decode(batch_of(sent[:1])).messages) == 60_000
-
-
-def test_many_rows_of_many_messages_are_decoded_in_smaller_batches() -> None:
-    for name, rows, payload in (
-        ("json", "lines", b'{"a": 1}\n' * 20_000),
-        ("json", "array", b"[%b{}]" % (b"{}," * 20_000)),
-        ("csv", "lines", b"1\n" * 20_000),
-    ):
-        decoder = make_decoder(decode_settings(format=name, rows=rows, columns=COLUMNS))
-        with pytest.raises(BatchTooWideError):
-            decoder.decode(batch_of([payload] * 15))
-        assert len(decoder.decode(batch_of([payload] * 2)).messages) >= 40_000
-
-
-def test_compressed_lines_are_inflated_and_then_split() -> None:
-    sent = [gzip.compress(b'{"a": 1}\n{"a": 2}'), b'{"a": 3}', gzip.compress(b'{"a": 4}')[:-3]]
-    rows, errors = rows_of(sent, format="json", rows="lines", compression="auto")
-    assert rows == [(0, 1), (0, 2), (1, 3)]
-    assert errors.keys() == {2}
+def test_too_many_elements_of_an_array_take_little_memory_before_they_are_counted() -> None:
+    for element, error in ((b"0", "$[0]"), (b"{}", "more than 250000")):
+        payload = b"[%b%b]" % ((element + b",") * 1_100_000, element)
+        tracemalloc.start()
+        found, errors = rows_of([payload], format="json", rows="array")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert found == []
+        assert error in errors[0]
+        assert peak < 12 * len(payload)
 
 
 def test_a_key_of_inferred_fields_is_that_of_the_first_row_of_an_unpacked_payload() -> None:
@@ -283,22 +245,3 @@ def test_a_key_of_inferred_fields_is_that_of_the_first_row_of_an_unpacked_payloa
         batch = batch_of([gzip.compress(text), text, b"", None])
         keys = make_key("{k}", config)(batch, pa.RecordBatch.from_arrays([], names=[]))
         assert keys.to_pylist() == ["1.0", "1.0", None, None]
-
-
-class Whole:
-    """A decoder of a user's, which sees the whole envelope."""
-
-    def decode(self, batch: Any) -> Any:
-        from jetcapture_py.transform.batch import Decoded
-
-        fields = pa.RecordBatch.from_arrays(
-            [batch.column(layout.PAYLOAD), batch.column(layout.SEQ)], names=["payload", "seq"]
-        )
-        return Decoded(fields=fields)
-
-
-def test_a_decoder_of_the_users_own_gets_inflated_payloads_and_the_envelope() -> None:
-    config = decode_settings(format=f"{__name__}:Whole", compression="gzip")
-    sent = [gzip.compress(b"a"), b"damaged", gzip.compress(b"b")]
-    rows = outcomes(decode_checked(make_decoder(config), batch_of(sent)), 3)
-    assert rows == [{"payload": b"a", "seq": 1}, None, {"payload": b"b", "seq": 3}]
