@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import struct
 from dataclasses import replace
 
 import hypothesis.strategies as st
 import pyarrow as pa
-import pyarrow.csv as pc_csv
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 
-from jetcapture_py.archive import bundles, footer, layout
-from jetcapture_py.archive.block_writer import TextWriter
+from jetcapture_py.archive import bundles, layout
 from jetcapture_py.archive.bundles import bundle_numbers, bundle_of, bundle_text, row_group_rows
 from jetcapture_py.archive.layout import BlockId
 from tests.unit.archive.test_writer import ENCODER, Identity, batch, metadata, plain, read, write
@@ -41,9 +38,6 @@ def murmur3(data: bytes) -> int:
     return found ^ found >> 16
 
 
-# ------------------------------------------------------------------ which bundle
-
-
 def test_the_bundle_is_that_of_the_hash_in_icebergs_specification() -> None:
     assert murmur3(b"iceberg") == 1_210_000_089
     assert bundle_numbers(pa.array(["iceberg"]), 1 << 31).tolist() == [1_210_000_089]
@@ -60,9 +54,6 @@ def test_a_bundle_has_as_many_digits_as_the_last_one() -> None:
     expected = {(0, 1): "0", (3, 10): "3", (3, 11): "03", (99, 100): "99"}
     assert {bundle: bundle_text(*bundle) for bundle in expected} == expected
     assert bundle_of(None, 16) == bundle_of("", 16) == "00"
-
-
-# ------------------------------------------------------------------ objects
 
 
 def keyed(identities: list[Identity], keys: list[str | None]) -> pa.RecordBatch:
@@ -117,18 +108,6 @@ def test_row_groups_have_16k_to_64k_rows(rows: int) -> None:
         assert rows % size == 0 or rows % size >= size - -(-rows // size)
 
 
-def test_one_key_lies_in_few_row_groups_and_pages() -> None:
-    identities = plain(160_000)
-    keys: list[str | None] = [f"k{seq * 31 % 1000:03}" for seq, _ in identities]
-    parts = [keyed(identities[at : at + 40_000], keys[at : at + 40_000]) for at in range(0, 160_000, 40_000)]
-    file = pq.ParquetFile(pa.BufferReader(write(*parts, block=BLOCK, encoder=SIXTEEN).data))
-    column = file.schema_arrow.get_field_index(layout.KEY)
-    found = [footer.group_bounds(file.metadata.row_group(at), layout.KEY) for at in range(file.num_row_groups)]
-    assert file.num_row_groups >= 8
-    assert sum(low <= "k500" <= high for low, high in found if low is not None) <= 2
-    assert file.metadata.row_group(0).column(column).has_offset_index
-
-
 def test_what_cannot_be_written_is_salvaged_into_the_quarantine_without_keys() -> None:
     rows = keyed(plain(3), ["b", None, "a"]).drop_columns([layout.PAYLOAD]).append_column("n", pa.array([1, 2, 3]))
     salvaged = SIXTEEN.salvage(BLOCK, [rows], ValueError("no"))
@@ -136,13 +115,3 @@ def test_what_cannot_be_written_is_salvaged_into_the_quarantine_without_keys() -
     table = read(salvaged)
     assert layout.KEY not in table.schema.names
     assert (table.column(layout.SEQ).to_pylist(), table.column("n").to_pylist()) == ([1, 2, 3], [1, 2, 3])
-
-
-def test_text_objects_in_bundles_have_the_key_as_a_column_and_are_sorted_by_it() -> None:
-    encoder = replace(SIXTEEN, format=TextWriter("csv", "none"))
-    encoded = write(keyed(plain(3), ["b", None, "a"]), block=BLOCK, encoder=encoder)
-    assert encoded.name.path.startswith("ORDERS/bundle=03/")
-    table = pc_csv.read_csv(io.BytesIO(encoded.data.to_pybytes()))
-    assert table.column("key").to_pylist() == ["\\N", "a", "b"]
-    assert table.column(layout.SEQ).to_pylist() == [2, 3, 1]
-    assert encoded.name.digest == write(batch(plain(3))).name.digest

@@ -16,18 +16,8 @@ from jetcapture_py.archive.info import BadObject, InfoReader, ObjectInfo
 from tests.support.archives import encoded
 from tests.support.examples import examples
 
-LEAVES = [
-    pa.int8(),
-    pa.int64(),
-    pa.uint16(),
-    pa.float64(),
-    pa.bool_(),
-    pa.string(),
-    pa.binary(),
-    pa.null(),
-    pa.date32(),
-]
-LEAVES += [pa.timestamp("us", "UTC"), pa.timestamp("ms"), pa.decimal128(12, 3), pa.binary(5)]
+LEAVES = [pa.int8(), pa.int64(), pa.uint16(), pa.float64(), pa.bool_(), pa.string(), pa.binary(), pa.null()]
+LEAVES += [pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("ms"), pa.decimal128(12, 3), pa.binary(5)]
 NAMES = some.text(some.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
 
 
@@ -58,11 +48,7 @@ def footer(data: bytes) -> bytes:
 @given(some.lists(some.tuples(SCHEMAS, some.booleans(), some.sampled_from(["1.0", "2.6"])), min_size=1, max_size=4))
 def test_every_schema_is_the_one_that_arrow_reads(files: list[tuple[pa.Schema, bool, str]]) -> None:
     reader = SchemaReader()
-    written = [
-        parquet(schema, rows, store_schema=stored, version=version)
-        for rows in (1, 1000)
-        for schema, stored, version in files
-    ]
+    written = [parquet(of, rows, store_schema=stored, version=v) for rows in (1, 1000) for of, stored, v in files]
     found = [reader.schemas[reader.number(footer(data))] for data in written]
     assert found == [pq.read_schema(pa.BufferReader(data)).remove_metadata() for data in written]
     assert len(reader.schemas) == len(set(found))
@@ -103,12 +89,9 @@ def test_a_file_without_a_footer_has_none() -> None:
 def test_footers_of_one_schema_are_decoded_once() -> None:
     reader = SchemaReader()
     schemas = [pa.schema([("a", pa.int64())]), pa.schema([("a", pa.int64()), ("b", pa.string())])]
+    footers = [footer(parquet(schema, rows, store_schema=False)) for rows in range(1, 51) for schema in schemas]
     with mock.patch.object(pq, "read_schema", wraps=pq.read_schema) as read_schema:
-        numbers = [
-            reader.number(footer(parquet(schema, rows, store_schema=False)))
-            for rows in range(1, 51)
-            for schema in schemas
-        ]
+        numbers = [reader.number(data) for data in footers]
     assert numbers == [0, 1] * 50
     assert read_schema.call_count == 2
 

@@ -9,15 +9,8 @@ from hypothesis import strategies as st
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 
-NAME = ObjectName(
-    stream="ORDERS",
-    key="eu/west",
-    bucket=int(datetime(2024, 2, 29, 13, 45, tzinfo=UTC).timestamp()),
-    first_seq=17,
-    last_seq=4211,
-    rows=3000,
-    digest="0123456789abcdef",
-)
+BUCKET, DIGEST = int(datetime(2024, 2, 29, 13, 45, tzinfo=UTC).timestamp()), "0123456789abcdef"
+NAME = ObjectName(stream="ORDERS", key="eu/west", bucket=BUCKET, first_seq=17, last_seq=4211, rows=3000, digest=DIGEST)
 FILE = "20240229T134500Z-00000000000000000017-00000000000000004211-3000-0123456789abcdef.parquet"
 PATH = f"ORDERS/key=eu%2Fwest/date=2024-02-29/hour=13/{FILE}"
 
@@ -26,9 +19,6 @@ def test_an_object_lies_where_the_format_says() -> None:
     assert NAME.path == PATH
     assert NAME.directory == "ORDERS/key=eu%2Fwest/date=2024-02-29/hour=13"
     assert layout.parse_path(PATH) == NAME
-
-
-def test_a_name_says_the_format_and_what_its_bucket_is_made_of() -> None:
     other = replace(NAME, event_time=True, suffix=".csv.gz")
     assert other.path == PATH.replace("134500Z", "134500E").replace(".parquet", ".csv.gz")
     assert layout.parse_path(other.path) == other
@@ -52,9 +42,7 @@ def test_no_key_and_the_empty_key_are_the_default_partition() -> None:
 
 
 def test_the_longest_name_with_its_temporary_suffix_fits_a_file_system() -> None:
-    name = ObjectName(
-        stream="S", key="k", bucket=0, first_seq=(1 << 64) - 1, last_seq=(1 << 64) - 1, rows=1 << 62, digest="0" * 16
-    )
+    name = replace(NAME, first_seq=(1 << 64) - 1, last_seq=(1 << 64) - 1, rows=1 << 62)
     assert len(name.path.split("/")[-1]) + len("..") + 32 + len(".tmp") <= 255
 
 
@@ -82,9 +70,6 @@ def test_only_paths_that_names_make_are_understood(path: str) -> None:
     assert name is None or name.path == path
 
 
-# ------------------------------------------------------------------ fields
-
-
 def test_a_field_that_would_hide_a_column_of_the_archive_is_renamed() -> None:
     renamed = ("key", "DATE", "hour", "bundle", "_nats_seq", "_NATS_anything", "_nats_", "_file", "_POS", "")
     assert {name: layout.field_name(name) for name in renamed} == {name: f"{name}_" for name in renamed}
@@ -99,48 +84,30 @@ def test_no_field_name_is_one_of_the_archives(name: str) -> None:
     assert column.lower() not in (*layout.RESERVED, *layout.ENVELOPE, layout.ROW)
 
 
-# ------------------------------------------------------------------ overlaps
-
-
 def may_share(one: ObjectName, other: ObjectName) -> bool:
-    same = (one.stream, one.quarantine, one.key, one.bucket) == (
-        other.stream,
-        other.quarantine,
-        other.key,
-        other.bucket,
-    )
-    return same and one.first_seq <= other.last_seq and other.first_seq <= one.last_seq
+    group, others = ((name.stream, name.quarantine, name.key, name.bucket) for name in (one, other))
+    return group == others and one.first_seq <= other.last_seq and other.first_seq <= one.last_seq
 
 
 @st.composite
 def names(draw: st.DrawFn) -> ObjectName:
     """Names in few groups, whose ranges often overlap."""
     first, quarantine = draw(st.integers(0, 40)), draw(st.booleans())
-    return ObjectName(
-        stream=draw(st.sampled_from(["S", "T"])),
-        key=None if quarantine else draw(st.sampled_from([None, "a", "b", "None"])),
-        bucket=draw(st.sampled_from([0, 900])),
-        first_seq=first,
-        last_seq=first + draw(st.integers(0, 12)),
-        rows=draw(st.integers(1, 3)),
-        digest="0" * 16,
-        quarantine=quarantine,
-    )
+    stream, bucket = draw(st.sampled_from(["S", "T"])), draw(st.sampled_from([0, 900]))
+    key = None if quarantine else draw(st.sampled_from([None, "a", "b", "None"]))
+    last, rows = first + draw(st.integers(0, 12)), draw(st.integers(1, 3))
+    where = replace(NAME, stream=stream, key=key, bucket=bucket, quarantine=quarantine)
+    return replace(where, first_seq=first, last_seq=last, rows=rows)
 
 
 @given(st.lists(names(), max_size=25))
 def test_objects_are_read_as_they_are_only_if_no_other_may_share_a_message(objects: list[ObjectName]) -> None:
     alone, shared = layout.split_overlapping(objects)
-    expected = [
-        any(may_share(one, other) for other_at, other in enumerate(objects) if other_at != at)
-        for at, one in enumerate(objects)
-    ]
-
-    def sort(these: list[ObjectName]) -> list[str]:
-        return sorted(map(repr, these))
-
-    assert sort(shared) == sort([name for name, shares in zip(objects, expected, strict=True) if shares])
-    assert sort(alone) == sort([name for name, shares in zip(objects, expected, strict=True) if not shares])
+    expected: dict[bool, list[str]] = {True: [], False: []}
+    for at, one in enumerate(objects):
+        expected[any(may_share(one, other) for other in objects[:at] + objects[at + 1 :])].append(repr(one))
+    assert sorted(map(repr, shared)) == sorted(expected[True])
+    assert sorted(map(repr, alone)) == sorted(expected[False])
 
 
 def in_bundle(first: int, last: int, bundle: str, bucket: int = 0) -> ObjectName:
@@ -169,9 +136,6 @@ def test_a_bucket_whose_bundles_cannot_be_of_one_number_is_one_group() -> None:
     objects = [in_bundle(1, 9, "3"), in_bundle(5, 6, "7")]
     assert layout.split_overlapping(objects, dict.fromkeys(objects, 8)) == (objects, [])
     assert layout.split_overlapping(objects, dict(zip(objects, (4, 8), strict=True))) == ([], objects)
-
-
-# ------------------------------------------------------------------ digests
 
 
 def test_digests_tell_sequences_from_timestamps_and_schemas_apart() -> None:

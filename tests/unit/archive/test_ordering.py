@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.ordering import ordered
-from jetcapture_py.archive.schema import ENVELOPE, conform, shared_nulls, unify
+from jetcapture_py.archive.schema import ENVELOPE
 from tests.unit.archive.test_writer import batch, plain
 
 Row = tuple[int, int]  # sequence, row in the message
@@ -31,9 +31,7 @@ def table(rows: list[Row], cuts: list[int]) -> pa.Table:
     st.lists(st.integers(0, 60), max_size=5),
     st.integers(1, 3000),
 )
-def test_the_pieces_are_all_rows_in_order_each_once_and_no_message_in_two(
-    rows: list[Row], cuts: list[int], size: int
-) -> None:
+def test_the_pieces_are_all_rows_in_order_and_no_message_in_two(rows: list[Row], cuts: list[int], size: int) -> None:
     pieces, repeated = ordered(table(rows, cuts), size)
     found = [list(zip(*piece.select([layout.SEQ, layout.ROW]).to_pydict().values(), strict=True)) for piece in pieces]
     assert [row for piece in found for row in piece] == sorted(set(rows))
@@ -69,20 +67,6 @@ def test_only_the_rows_of_one_piece_are_copied_at_a_time(by_key: bool) -> None:
     pieces, _ = ordered(whole, 1_000_000, by_key=by_key)
     largest = max(pa.total_allocated_bytes() - before for _ in pieces)
     assert largest < 6_000_000, "of 20 MB"
-
-
-def test_nulls_of_columns_that_rows_lack_are_copied_one_piece_at_a_time() -> None:
-    whole = batch(plain(4000), key=[f"k{at * 7 % 50}" for at in range(4000)])
-    parts = [
-        whole.take(pa.array(rows)).append_column(f"c{number}", pa.array(rows))
-        for number, rows in enumerate(np.split(np.random.default_rng(7).permutation(4000), 200))
-    ]
-    schema, nulls = unify([part.schema for part in parts]), shared_nulls()
-    table = pa.Table.from_batches([conform(part, schema, nulls) for part in parts])
-    assert table.nbytes > 6_400_000
-    before = pa.total_allocated_bytes()
-    pieces, _ = ordered(table, 500_000, by_key=True)
-    assert max(pa.total_allocated_bytes() - before for _ in pieces) < 3_000_000
 
 
 def test_a_row_group_of_a_bundle_ends_at_its_bytes_also_where_one_key_has_all_the_large_rows() -> None:

@@ -29,19 +29,12 @@ def test_fields_that_nested_objects_lack_are_added_at_every_depth() -> None:
     rows = table(a=[1, 2, 3], b=["x"] * 3, n=[{"y": [{"v": 1.5}, None]}, None, {"y": []}])
     found = KNOWN.complete(rows).column("n")
     assert found.type == NESTED
-    assert found.to_pylist() == [
-        {"x": None, "y": [{"u": None, "v": 1.5}, None]},
-        None,
-        {"x": None, "y": []},
-    ]
+    assert found.to_pylist() == [{"x": None, "y": [{"u": None, "v": 1.5}, None]}, None, {"x": None, "y": []}]
 
 
-def test_columns_keep_the_type_that_they_had_when_they_were_decoded() -> None:
+def test_columns_keep_the_type_that_they_were_decoded_with_and_others_stay_with_values_or_not() -> None:
     found = KNOWN.complete(table(a=pa.array([1], pa.int64()), b=pa.array([2], pa.int64())))
     assert found.schema.field("b").type == pa.int64()
-
-
-def test_other_columns_stay_whether_they_have_values_or_not() -> None:
     rows = table(stage=pa.nulls(2, pa.string()), c1=[1, 2])
     assert WIDE.complete(rows).schema.names == ["_nats_seq", "stage", "c1"]
     (batch,) = rows.to_batches()
@@ -49,12 +42,8 @@ def test_other_columns_stay_whether_they_have_values_or_not() -> None:
 
 
 def test_columns_without_values_are_left_out_where_there_are_many() -> None:
-    rows = table(
-        c1=[1, None],
-        c2=pa.nulls(2, pa.int64()),
-        a=[None, 5],
-        n=pa.array([{"y": [{"u": "s"}]}, {"x": None}], NESTED),
-    )
+    nested = pa.array([{"y": [{"u": "s"}]}, {"x": None}], NESTED)
+    rows = table(c1=[1, None], c2=pa.nulls(2, pa.int64()), a=[None, 5], n=nested)
     assert WIDE.bytes > MAX_BYTES > KNOWN.bytes
     (batch,) = rows.to_batches()
     assert WIDE.with_values(batch).schema.names == ["_nats_seq", "c1", "a", "n"]

@@ -10,17 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as changed
 
-from jetcapture_py.archive.incarnations import Origin, Sample
-from jetcapture_py.archive.watermark import (
-    MARGIN,
-    NEVER,
-    ConsumerWatermark,
-    Filters,
-    StreamMessage,
-    Watermark,
-    minimum,
-    path,
-)
+from jetcapture_py.archive.incarnations import Origin
+from jetcapture_py.archive.watermark import MARGIN, NEVER, ConsumerWatermark, Filters, Watermark, minimum, path
 from jetcapture_py.capture.watermark import Observer, WatermarkUpdate, update_watermark
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.consumer import ConsumerState, consumer_state
@@ -32,24 +23,11 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 def state(
-    floor: int,
-    *,
-    pending: int = 0,
-    unacked: int = 0,
-    max_deliver: int = -1,
-    delivered: int = 0,
-    filters: tuple[str, ...] = (),
+    floor: int, *, pending: int = 0, unacked: int = 0, delivered: int = 0, filters: tuple[str, ...] = (), **config: int
 ) -> ConsumerState:
-    return consumer_state(
-        {
-            "config": {"ack_policy": "explicit", "max_deliver": max_deliver, "filter_subjects": list(filters)},
-            "num_pending": pending,
-            "num_ack_pending": unacked,
-            "ack_floor": {"stream_seq": floor},
-            "delivered": {"stream_seq": delivered},
-            "ts": "2026-05-01T12:00:00.123456789Z",
-        }
-    )
+    info = {"num_pending": pending, "num_ack_pending": unacked, "ts": "2026-05-01T12:00:00.123456789Z"}
+    places = {"ack_floor": {"stream_seq": floor}, "delivered": {"stream_seq": delivered}}
+    return consumer_state({"config": {"filter_subjects": list(filters), **config}, **info, **places})
 
 
 OWN = (Filters(after=0, subjects=()),)
@@ -76,13 +54,6 @@ def observed(observer: Observer, state: ConsumerState) -> tuple[int, datetime]:
     found = observer.watermark(state, Origin(NEW))
     assert found is not None
     return found.seq, found.time
-
-
-def test_the_time_ends_before_the_last_message_known_at_the_floor() -> None:
-    observer = Observer("S", "C")
-    for seq in (10, 20, 30):
-        observer.saw(seq, micros(NOON) + seq)
-    assert observed(observer, state(25, unacked=7)) == (25, NOON + 20 * MICROSECOND - MICROSECOND)
 
 
 def test_a_redelivered_message_does_not_take_the_place_of_a_later_one() -> None:
@@ -141,33 +112,17 @@ def test_many_messages_leave_enough_to_know_the_time_roughly() -> None:
     assert len(observer._samples) <= 5000
 
 
-def test_a_file_that_would_only_go_back_is_not_written() -> None:
-    later = NOON + timedelta(hours=1)
-    for now, after in (
-        (mark(5), None),
-        (mark(4, NEVER), None),
-        (mark(6, NOON - timedelta(hours=1)), mark(6)),
-        (mark(4, later), mark(5, later)),
-    ):
-        result = update(mark(5), now, replace(state(9), asked=later))
-        assert (result.content, result.data) == (after or mark(5), after and after.encode())
-
-
-def test_the_object_stored_last_is_the_last_one_of_all_replicas() -> None:
+def test_a_file_that_would_only_go_back_is_not_written_and_the_last_object_is_that_of_all_replicas() -> None:
     early, late = NOON, NOON + timedelta(seconds=1)
+    for now, after in ((mark(5), None), (mark(4, NEVER), None), (mark(4, late), mark(5, late))):
+        result = update(mark(5), now, replace(state(9), asked=late))
+        assert (result.content, result.data) == (after or mark(5), after and after.encode())
     for one, other in ((early, late), (late, early)):
         result = update(changed(mark(5), last_stored=one), changed(mark(6), last_stored=other))
         assert result.content == changed(mark(6), last_stored=late)
 
 
-def test_a_recreated_streams_filters_start_again() -> None:
-    stored = mark(500, filters=(Filters(after=0, subjects=("a",)), Filters(after=300, subjects=())))
-    result = update(stored, mark(2, created="2026-03-01T00:00:00Z"), state(2, delivered=0))
-    assert result.content.filters == (Filters(after=0, subjects=()),)
-
-
-def test_a_time_in_the_future_is_replaced() -> None:
-    """A server's clock was wrong when it was written."""
+def test_a_time_in_the_future_is_replaced_and_one_that_another_servers_clock_gave_is_kept() -> None:
     for created, seq in (("2026-01-01T00:00:00Z", 5), ("2026-03-01T00:00:00Z", 4), ("", 4)):
         wrong = mark(5, NOON + timedelta(days=27_000), created)
         result = update(wrong, mark(4, NOON - MARGIN), idle=timedelta(hours=1))
@@ -175,9 +130,6 @@ def test_a_time_in_the_future_is_replaced() -> None:
         assert (result.content.seq, result.content.time) == (seq, NOON - MARGIN)
         assert [name for name, _ in result.warnings] == ["watermark.corrected"]
         assert "2100" in result.warnings[0][1]["was"]
-
-
-def test_a_time_that_another_servers_clock_gave_is_kept() -> None:
     ahead = mark(5, NOON + MARGIN)  # and the state is later than noon
     result = update(ahead, mark(5, NOON - MARGIN))
     assert (result.content, result.data, result.warnings) == (ahead, None, ())
@@ -190,22 +142,7 @@ def test_what_cannot_be_believed_at_all_is_replaced() -> None:
         assert [name for name, _ in result.warnings] == ["watermark.failed"]
 
 
-# ------------------------------------------------------------------ filters
-
-
 BOTH, ONE = ("a", "b"), ("a",)
-
-
-def test_filters_are_known_from_where_the_consumer_was_at_the_start() -> None:
-    start, later = (state(floor, delivered=seq, filters=("b", "a")) for floor, seq in ((250, 300), (700, 700)))
-    result = update(None, mark(700), start, later)
-    assert result.content.filters == (Filters(after=300, subjects=BOTH),)
-
-
-def test_of_replicas_that_start_together_the_first_one_knows_from_where_the_filters_hold() -> None:
-    stored = update(None, mark(5), state(5, delivered=400)).content
-    assert update(stored, mark(5), state(5, delivered=0)).content.filters == OWN
-    assert update(mark(5), mark(5), state(5, delivered=400)).content.filters == OWN
 
 
 def test_what_a_change_may_have_skipped_is_doubtful_until_a_message_was_delivered_after_it() -> None:
@@ -221,83 +158,17 @@ def test_what_a_change_may_have_skipped_is_doubtful_until_a_message_was_delivere
     assert later.content.filters == known.content.filters
 
 
-def test_the_time_starts_over_when_more_is_selected() -> None:
-    """Nothing was left to deliver, so the time has passed messages that are selected only now."""
-    stored = mark(5, filters=(Filters(after=0, subjects=ONE),))
-    assert update(stored, mark(5, NEVER), state(5, delivered=5, filters=BOTH)).content.time == NEVER
-    assert update(mark(5), mark(5, NEVER), state(5, delivered=5, filters=ONE)).content.time == NOON
-
-
-CREATED, AGAIN = "2026-01-02T00:00:00Z", "2026-01-03T00:00:00Z"
-
-
-def consumer(
-    created: str, delivered: int, deliveries: int, floor: int = 0, filters: tuple[str, ...] = ()
-) -> ConsumerState:
-    return replace(state(floor, delivered=delivered, filters=filters), created=created, deliveries=deliveries)
-
-
-def selected(after: int, *subjects: str, consumer: str = CREATED, doubtful: Any = None) -> Filters:
-    return Filters(after=after, subjects=subjects, consumer=consumer, doubtful=doubtful)
-
-
-@pytest.mark.parametrize(
-    ("start", "seq", "filters"),
-    [
-        pytest.param(consumer(AGAIN, 8, 5, 5), 5, (selected(0),), id="moved"),
-        pytest.param(consumer(AGAIN, 0, 0), 5, (selected(0, consumer=AGAIN),), id="same again"),
-        pytest.param(
-            consumer(AGAIN, 7, 0, 7), 7, (selected(0), selected(7, consumer=AGAIN, doubtful=(6, 7))), id="starts later"
-        ),
-    ],
-)
-def test_another_consumer_may_have_skipped_messages(
-    start: ConsumerState, seq: int, filters: tuple[Filters, ...]
-) -> None:
-    archived = changed(mark(5, filters=(selected(0),)), deliveries=5)
-    later = replace(start, deliveries=992)  # before the first watermark
-    result = update(archived, mark(start.ack_floor), start, later)
-    assert (result.content.seq, result.content.filters) == (seq, filters)
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "added"),
-    [
-        pytest.param([selected(0, *ONE)], BOTH, [selected(2, *BOTH), selected(5, *BOTH, consumer=AGAIN)], id="more"),
-        pytest.param(
-            [selected(3, *ONE)], BOTH, [selected(5, *BOTH, consumer=AGAIN, doubtful=(3, 5))], id="unknown before"
-        ),
-        pytest.param(
-            [selected(0, "a.*")],
-            ("*.b",),
-            [selected(5, "*.b", consumer=AGAIN, doubtful=(3, 5))],
-            id="patterns that overlap",
-        ),
-    ],
-)
-def test_another_consumer_that_starts_earlier_and_selects_more_starts_over(
-    before: list[Filters], now: tuple[str, ...], added: list[Filters]
-) -> None:
-    archived = changed(mark(5, filters=tuple(before)), deliveries=5)
-    content = update(archived, mark(2, NEVER), consumer(AGAIN, 2, 2, 2, now)).content
-    assert (content.seq, content.time, content.filters) == (2, NEVER, (*before, *added))
-
-
-def test_filters_that_were_widened_before_are_joined_from_where_another_consumer_starts() -> None:
-    before = (selected(0, *ONE), selected(4, *BOTH))
-    archived = changed(mark(5, filters=before), deliveries=5)
-    content = update(archived, mark(2, NEVER), consumer(AGAIN, 2, 2, 2, BOTH)).content
-    joined = (selected(2, *BOTH), selected(4, *BOTH), selected(5, *BOTH, consumer=AGAIN))
-    assert content.filters == (before[0], *joined)
-
-
-# ------------------------------------------------------------------ readers
+def test_what_another_consumers_overlapping_pattern_may_have_skipped_is_doubtful() -> None:
+    before = (Filters(after=0, subjects=("a.*",), consumer="2026-01-02T00:00:00Z"),)
+    again = replace(state(2, delivered=2, filters=("*.b",)), created="2026-01-03T00:00:00Z", deliveries=2)
+    content = update(changed(mark(5, filters=before), deliveries=5), mark(2, NEVER), again).content
+    assert (content.seq, content.time, content.filters[-1].doubtful) == (2, NEVER, (3, 5))
 
 
 def test_it_comes_back_as_it_was_written(tmp_path: Path) -> None:
     written = changed(mark(7, NOON + 3 * MICROSECOND), last_stored=NOON, key_rule="{id}", interval=900, deliveries=9)
     filters = (
-        Filters(after=0, subjects=(), consumer=CREATED),
+        Filters(after=0, subjects=(), consumer="2026-01-02T00:00:00Z"),
         Filters(after=3, subjects=("a", "b.>"), doubtful=(2, 4)),
         Filters(after=5, subjects=("a",), doubtful=(5, None)),
     )
@@ -333,55 +204,33 @@ NARROWED = changed(
 EU, US, ALL = part("eu", "o.eu", 500, 5), part("us", "o.us", 400, 4), part("all", "o.*", 700, 7)
 
 
-@pytest.mark.parametrize(
-    ("files", "counted", "seq", "minutes"),
-    [
-        pytest.param([EU], ["eu"], 500, 5, id="one"),
-        pytest.param([EU, US], ["eu", "us"], 400, 4, id="the slowest"),
-        pytest.param([US, part("all", "o.*", 300, 9)], ["us", "all"], 300, 4, id="not as far"),
-        pytest.param([EU, US, ALL], ["all"], 700, 7, id="all are covered"),
-        pytest.param([ALL, EU, part("us", "o.us", 800, 8)], ["all", "us"], 700, 7, id="one is ahead"),
-        pytest.param([part("a", "o.us", 400, 4), US], ["us"], 400, 4, id="alike"),
-        pytest.param([US, part("all", "o.*", 700, 7, after=450)], ["us", "all"], 400, 4, id="widened later"),
-        pytest.param(
-            [US, part("all", "o.*", 700, 7, after=300, doubtful=(300, None))], ["us", "all"], 400, 4, id="just widened"
-        ),
-        pytest.param([NARROWED, US], ["eu", "us"], 100, 1, id="narrowed while more was on its way"),
-        pytest.param([EU, part("us", "o.us", 3, 6, created=NEW)], ["eu", "us"], 0, 5, id="of an earlier stream"),
-        pytest.param([EU, part("all", "o.*", 3, 6, created=NEW)], ["all"], 3, 6, id="covered by one of the new stream"),
-    ],
-)
-def test_readers_take_the_minimum_of_what_counts(
-    files: list[ConsumerWatermark], counted: list[str], seq: int, minutes: int
-) -> None:
-    for order in (files, files[::-1]):
-        found = minimum(order)
-        assert found is not None
-        assert (found.seq, found.time) == (seq, NOON + timedelta(minutes=minutes))
-        assert len(found.counted) == len(counted)
-        assert found.created == max(mark.created for mark in files)
-        assert found.files == tuple(order)
-    found = minimum(files)
-    assert found is not None
-    assert sorted(mark.consumer for mark in found.counted) == sorted(counted)
+WIDENED = part("all", "o.*", 700, 7, after=300, doubtful=(300, None))
+MINIMUM: dict[str, tuple[list[ConsumerWatermark], list[str], int, int]] = {
+    "one": ([EU], ["eu"], 500, 5),
+    "the slowest": ([EU, US], ["eu", "us"], 400, 4),
+    "not as far": ([US, part("all", "o.*", 300, 9)], ["all", "us"], 300, 4),
+    "all are covered": ([EU, US, ALL], ["all"], 700, 7),
+    "one is ahead": ([ALL, EU, part("us", "o.us", 800, 8)], ["all", "us"], 700, 7),
+    "alike": ([part("a", "o.us", 400, 4), US], ["us"], 400, 4),
+    "widened later": ([US, part("all", "o.*", 700, 7, after=450)], ["all", "us"], 400, 4),
+    "just widened": ([US, WIDENED], ["all", "us"], 400, 4),
+    "narrowed while more was on its way": ([NARROWED, US], ["eu", "us"], 100, 1),
+    "of an earlier stream": ([EU, part("us", "o.us", 3, 6, created=NEW)], ["eu", "us"], 0, 5),
+    "covered by one of the new stream": ([EU, part("all", "o.*", 3, 6, created=NEW)], ["all"], 3, 6),
+}
+"""Watermarks, the consumers whose counts, and the sequence and the minutes of the minimum."""
 
 
-def test_a_stream_whose_creation_time_a_server_moved_is_known_by_its_messages() -> None:
-    sample = Sample(900, micros(NOON), NEW)
-    one, other = (
-        changed(EU, stream_message=StreamMessage.of(sample)),
-        changed(US, created=NEW, stream_message=StreamMessage.of(replace(sample, seq=901, time=micros(NOON) + 1))),
-    )
-    found = minimum([one, other])
-    assert found is not None
-    assert (found.created, found.seq, found.sample) == (EU.created, 400, other.sample)
-
-
-def test_the_filters_of_all_captures_are_known_over_time() -> None:
-    filtered = changed(US, filters=(*US.filters, Filters(after=30, subjects=("o.cn",), doubtful=(20, 50))))
-    found = minimum([EU, filtered])
-    assert found is not None
-    assert found.filters == ((0, ("o.eu", "o.us")), (19, ("o.cn", "o.eu", "o.us")), (30, ("o.cn", "o.eu")))
+def test_readers_take_the_minimum_of_what_counts() -> None:
+    for name, (files, counted, seq, minutes) in MINIMUM.items():
+        for order in (files, files[::-1]):
+            found = minimum(order)
+            assert found is not None
+            assert (found.seq, found.time) == (seq, NOON + timedelta(minutes=minutes)), name
+            assert len(found.counted) == len(counted), name
+            assert order is not files or sorted(mark.consumer for mark in found.counted) == counted, name
+            assert found.created == max(mark.created for mark in files)
+            assert found.files == tuple(order)
 
 
 def test_readers_refuse_one_from_the_future(tmp_path: Path) -> None:
@@ -393,14 +242,9 @@ def test_readers_refuse_one_from_the_future(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_an_error_of_one_line_with_its_path(tmp_path: Path) -> None:
-    fields = (
-        b'"filters": [1]',
-        b'"filters": [{"after": 1, "subjects": [], "doubtful": [1]}]',
-        b'"seq": Infinity',
-        b'"time": "0001-01-01T00:00:00+23:59"',
-        b'"stream_created": "x"',
-        b'"stream_created": "2026-01-01T00:00:00"',
-    )
+    fields = [b'"filters": [1]', b'"filters": [{"after": 1, "subjects": [], "doubtful": [1]}]', b'"seq": Infinity']
+    fields += [b'"time": "0001-01-01T00:00:00+23:59"', b'"stream_created": "x"']
+    fields += [b'"stream_created": "2026-01-01T00:00:00"']
     damaged = [mark().encode().replace(b"}\n", b", " + field + b"}\n") for field in fields]
     (tmp_path / path("S", "A")).parent.mkdir(parents=True)
     (tmp_path / path("S", "A")).write_bytes(mark().encode())
