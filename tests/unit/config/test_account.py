@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from jetcapture_py.capture.parts import describe_key, preparer
 from jetcapture_py.config.captures import AccountConfig, CaptureFiles, SelectedStreams, only
 from jetcapture_py.config.model import parse
 from jetcapture_py.errors import ConfigError, SourceError
-from jetcapture_py.jetstream import streams
 from tests.support.batches import batch_of
 from tests.support.running import settings
 
@@ -57,18 +55,14 @@ def test_patterns_select_streams_and_buckets_and_a_work_queue_only_by_its_name()
 
 def test_each_capture_has_the_settings_of_all_with_its_stream_in_place_of_the_placeholder() -> None:
     maintain = {"table": {"name": "nats.{stream}", "catalog": {"type": "sql", "uri": "sqlite://"}}}
-    file = account(
-        {"streams": ["*"], "buckets": ["*"], "consumer": "${NAME}-{stream}"},
-        decode={"format": "json"},
-        key="{stream}-{region}",
-        store={"url": "/archive/{stream}"},
-        maintain=maintain,
-    )
+    source = {"streams": ["*"], "buckets": ["*"], "consumer": "${NAME}-{stream}"}
+    sections = {"key": "{stream}-{region}", "store": {"url": "/archive/{stream}"}, "maintain": maintain}
+    file = account(source, decode={"format": "json"}, **sections)
     one = file.capture("ORDERS")
     assert (one.source.stream, one.source.consumer, one.source.streams) == ("ORDERS", "${NAME}-ORDERS", ())
     assert (one.key, one.store.url, one.decode.format) == ("{stream}-{region}", "/archive/ORDERS", "json")
-    assert one.maintain
-    assert one.maintain.table
+    assert one.maintain is not None
+    assert one.maintain.table is not None
     assert one.maintain.table.name == "nats.ORDERS"
     bucket, files = file.capture("KV_settings"), account({"buckets": ["*"]}, decode={"format": "json"}).capture("OBJ_f")
     assert (bucket.source.stream, bucket.source.bucket, bucket.decode.format) == ("KV_settings", "settings", "json")
@@ -98,49 +92,30 @@ def test_a_streams_name_is_never_code_a_template_or_an_address() -> None:
         for setting, sections in addresses.items():
             with pytest.raises(ConfigError, match=rf"^{setting}: {{stream}} {refused}"):
                 parse(given({"stream": stream}, **sections), ENV)
-
-
-def test_the_subject_of_notifications_is_not_the_servers_own_whatever_the_stream_is_called() -> None:
     config = account({"streams": ["*"]}, on_stored={"subject": "{stream}.API.STREAM.DELETE.X"})
     with pytest.raises(ConfigError, match=r"^on_stored.subject: expected a subject that is not the server's own"):
         config.capture("$JS")
 
 
 def test_what_is_wrong_is_one_line_without_asking_a_server() -> None:
-    no_name = "source.streams: expected a name or a pattern without !"
     table = {"name": "nats.all", "catalog": {"type": "sql"}}
+    spool = {"path": "/spool", "size": "1GiB"}
     for source, sections, problem in (
-        ({"streams": []}, {}, no_name),
-        ({"streams": ["!a"]}, {}, no_name),
+        ({"streams": []}, {}, "source.streams: expected a name or a pattern without !"),
+        ({"streams": ["!a"]}, {}, "source.streams: expected a name or a pattern without !"),
         ({"streams": ["*"], "stream": "A"}, {}, "source.streams: cannot be combined with stream"),
         ({"buckets": ["*"], "bucket": "A"}, {}, "source.buckets: cannot be combined with bucket"),
         ({"streams": "*"}, {}, "source.streams: expected a list, got text"),
-        (
-            {"streams": ["a.b"]},
-            {},
-            'source.streams[0]: expected a stream\'s name, or a pattern such as orders-* or !orders-test, got "a.b"',
-        ),
+        ({"streams": ["a.b"]}, {}, "source.streams[0]: expected a stream's name, or a pattern such as orders-* or "),
         ({"streams": ["*"], "max_streams": 0}, {}, "source.max_streams: expected at least 1, got 0"),
         ({"streams": ["*"], "ack_wiat": "1m"}, {}, "source.ack_wiat: unknown setting; did you mean ack_wait?"),
-        (
-            {"streams": ["*"]},
-            {"limits": {"spool": {"path": "/spool", "size": "1GiB"}}},
-            "limits.spool: cannot be combined with source.streams, whose captures share the memory",
-        ),
-        (
-            {"streams": ["*"]},
-            {"maintain": {"table": table}},
-            "maintain.table.name: expected {stream} in it: each stream has its own table",
-        ),
+        ({"streams": ["*"]}, {"limits": {"spool": spool}}, "limits.spool: cannot be combined with source.streams"),
+        ({"streams": ["*"]}, {"maintain": {"table": table}}, "maintain.table.name: expected {stream} in it: each"),
     ):
         with pytest.raises(ConfigError) as raised:
             account(source, **sections)
-        assert raised.value.problems == (problem,)
-
-
-def test_a_configuration_of_many_is_refused_where_one_is_expected() -> None:
-    with pytest.raises(ConfigError, match=r"^source.buckets: expected a configuration of one stream, or --stream"):
-        parse(given({"buckets": ["*"]}), ENV)
+        (line,) = raised.value.problems
+        assert line.startswith(problem)
 
 
 def test_no_value_of_a_variable_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,10 +131,11 @@ def test_no_value_of_a_variable_is_shown(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_command_about_one_capture_says_what_is_wrong_with_it(tmp_path: Path) -> None:
     path = written(tmp_path, {"streams": ["*"]})
     assert only(path, "ORDERS").source.stream == "ORDERS"
-    with pytest.raises(
-        ConfigError, match=f"^{path}: stream _streams: source.stream: expected another name; the archive"
-    ):
+    problem = f"^{path}: stream _streams: source.stream: expected another name; the archive"
+    with pytest.raises(ConfigError, match=problem):
         only(path, "_streams")
+    with pytest.raises(ConfigError, match=r"^source.buckets: expected a configuration of one stream, or --stream"):
+        parse(given({"buckets": ["*"]}), ENV)
 
 
 class Server:
@@ -214,15 +190,12 @@ def test_a_running_capture_whose_settings_become_wrong_is_refused_and_a_new_one_
         files.select([*running.problems])
 
 
-def test_no_more_streams_are_captured_than_allowed_and_the_others_are_named(tmp_path: Path) -> None:
+def test_streams_beyond_those_allowed_and_those_of_another_file_are_left_out_and_named(tmp_path: Path) -> None:
     server, path = Server("A", "B", "C"), written(tmp_path, {"streams": ["*"], "max_streams": 2})
     found = CaptureFiles([path], find=server.find).select()
     assert [capture.stream for capture in found.configs] == ["A", "B"]
     (problem,) = found.problems.values()
     assert problem == (f"{path}: source.max_streams: 3 streams match, and 2 are captured; left out: C",)
-
-
-def test_a_stream_that_another_file_captures_is_left_out_with_a_remedy(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text(yaml.safe_dump(given({"stream": "A"})))
     path = written(tmp_path, {"streams": ["*"]})
@@ -231,15 +204,3 @@ def test_a_stream_that_another_file_captures_is_left_out_with_a_remedy(tmp_path:
     (problem,) = found.problems.values()
     work = "already captures stream A with consumer archive into this archive"
     assert problem == (f'{path}: stream A: {own} {work}; leave it out with "!A"',)
-
-
-def test_a_process_that_can_open_no_connection_says_so_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_session(*_: object, **__: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    path = written(tmp_path, {"streams": ["*"]})
-    monkeypatch.setattr(streams, "ReadSession", no_session)
-    with pytest.raises(SourceError, match="Too many open files"):
-        CaptureFiles([path], find=streams.on_server).select()

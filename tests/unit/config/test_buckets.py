@@ -49,13 +49,6 @@ def test_wrong_sources_are_refused_in_one_line() -> None:
         assert caught.value.problems == (problem,)
 
 
-def test_the_schema_requires_one_of_the_three_or_patterns() -> None:
-    source = model.schema()["$defs"]["SourceConfig"]
-    assert source["required"] == ["consumer"]
-    one = [{"required": [name]} for name in ("stream", "bucket", "object_store")]
-    assert source["oneOf"] == [*one, {"anyOf": [{"required": ["streams"]}, {"required": ["buckets"]}]}]
-
-
 def test_a_stream_tells_which_bucket_it_holds() -> None:
     assert bucket_of("KV_settings") == ("bucket", "settings")
     assert bucket_of("OBJ_files") == ("object_store", "files")

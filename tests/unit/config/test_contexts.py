@@ -50,10 +50,7 @@ def test_a_context_is_found_by_name_by_path_by_variable_and_by_selection(home: P
     assert nats(home, "").servers == ("nats://two:4222",)
     assert nats(home, "", NATS_CONTEXT="production").servers == ("nats://one:4222",)
     assert nats(home, "", NATS_CONTEXT=str(path)).servers == ("nats://one:4222",)
-
-
-def test_the_directory_of_contexts_follows_xdg(home: Path, tmp_path: Path) -> None:
-    elsewhere = tmp_path / "xdg"
+    elsewhere = home / "xdg"
     (elsewhere / "nats" / "context").mkdir(parents=True)
     write(home).rename(elsewhere / "nats" / "context" / "production.json")
     assert nats(home, XDG_CONFIG_HOME=str(elsewhere)).servers == ("nats://nats.example.com:4222",)
@@ -72,23 +69,12 @@ def test_neither_the_variable_nor_the_selection_replaces_explicit_servers(home: 
 
 
 def test_every_field_that_concerns_a_connection_is_taken(home: Path) -> None:
-    write(
-        home,
-        url="tls://a:4222, b:4223",
-        user="app",
-        password=SECRET,
-        ca="~/ca.pem",
-        cert="$HOME/client.pem",
-        key="file:///etc/client-key.pem",
-        tls_first=True,
-        inbox_prefix="_INBOX_app",
-        jetstream_domain="hub",
-        color_scheme="green",
-        jetstream_event_prefix="ignored",
-    )
+    tls = {"ca": "~/ca.pem", "cert": "$HOME/client.pem", "key": "file:///etc/client-key.pem", "tls_first": True}
+    ignored = {"color_scheme": "green", "jetstream_event_prefix": "ignored"}
+    names = {"inbox_prefix": "_INBOX_app", "jetstream_domain": "hub", "jetstream_api_prefix": "JS.other.API"}
+    write(home, url="tls://a:4222, b:4223", user="app", password=SECRET, **tls, **names, **ignored)
     found = nats(home)
-    assert found.servers == ("tls://a:4222", "nats://b:4223")
-    assert found.user == "app"
+    assert (found.servers, found.user) == (("tls://a:4222", "nats://b:4223"), "app")
     assert found.password is not None
     assert found.password.get_secret_value() == SECRET
     assert found.tls is not None
@@ -96,13 +82,8 @@ def test_every_field_that_concerns_a_connection_is_taken(home: Path) -> None:
     assert (found.tls.key, found.tls.handshake_first) == (Path("/etc/client-key.pem"), True)
     assert (found.inbox_prefix, found.js_api) == ("_INBOX_app", "$JS.hub.API")
     assert SECRET not in repr(found)
-
-
-def test_an_api_prefix_is_used_unless_there_is_a_domain_as_by_the_nats_cli(home: Path) -> None:
     write(home, jetstream_api_prefix="JS.other.API")
-    assert nats(home).js_api == "JS.other.API"
-    write(home, jetstream_api_prefix="JS.other.API", jetstream_domain="hub")
-    assert nats(home).js_api == "$JS.hub.API"
+    assert nats(home).js_api == "JS.other.API", "unless there is a domain"
 
 
 def test_every_way_to_log_in_is_understood(home: Path) -> None:
@@ -120,20 +101,12 @@ def test_every_way_to_log_in_is_understood(home: Path) -> None:
     ):
         write(home, **fields)
         assert getattr(nats(home, NATS_SECRET=SECRET), setting).get_secret_value() == value, setting
-
-
-def test_files_of_credentials_are_read_when_connecting(home: Path) -> None:
     write(home, creds="~/app.creds")
-    assert nats(home).creds == home / "app.creds"
+    assert nats(home).creds == home / "app.creds", "a file is read when connecting"
     write(home, nkey="$HOME/app.nk")
     assert nats(home).nkey_seed_file == home / "app.nk"
-
-
-def test_credentials_in_the_file_itself_become_a_jwt_and_a_seed(home: Path) -> None:
-    text = (
-        "-----BEGIN NATS USER JWT-----\ney.j.w\n------END NATS USER JWT------\n\n"
-        f"-----BEGIN USER NKEY SEED-----\n{SECRET}\n------END USER NKEY SEED------\n"
-    )
+    text = "-----BEGIN NATS USER JWT-----\ney.j.w\n------END NATS USER JWT------\n\n"
+    text += f"-----BEGIN USER NKEY SEED-----\n{SECRET}\n------END USER NKEY SEED------\n"
     write(home, creds=f"data:;base64,{base64.b64encode(text.encode()).decode()}")
     found = nats(home)
     assert found.user_jwt is not None
@@ -141,39 +114,30 @@ def test_credentials_in_the_file_itself_become_a_jwt_and_a_seed(home: Path) -> N
     assert (found.user_jwt.get_secret_value(), found.user_seed.get_secret_value()) == ("ey.j.w", SECRET)
 
 
-def test_what_is_not_supported_is_refused_in_one_line(home: Path) -> None:
-    write(home, socks_proxy=f"socks5://{SECRET}")
-    assert refusal(home) == "nats.context: the context sets socks_proxy: SOCKS proxies are not supported"
-    write(home, nsc="nsc://a/b/c")
-    assert "nsc generate creds" in refusal(home)
-    write(home, windows_cert_store="user")
-    assert "certificates are read from files only" in refusal(home)
-    write(home, creds=f"op://vault/{SECRET}")
-    assert refusal(home) == "nats.context: the context's creds is a reference op://, which is not supported; use a file"
-    write(home, creds=f"data:;base64,{SECRET}")
-    assert "not base64" in refusal(home) or "do not contain" in refusal(home)
-    write(home, token="env://MISSING")
-    assert (
-        refusal(home) == 'nats.context: the context\'s token needs the environment variable "MISSING", which is not set'
-    )
-    write(home, user=[SECRET])
-    assert refusal(home) == "nats.context: the context's user is not text"
-    write(home, user="app")
-    assert refusal(home).startswith("nats.password: ")
-    write(home, url=f"http://app:{SECRET}@a")
-    assert refusal(home).startswith("nats.servers[0]: expected an address")
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"socks_proxy": f"socks5://{SECRET}"}, "the context sets socks_proxy: SOCKS proxies are not supported"),
+    ({"nsc": "nsc://a/b/c"}, "nsc generate creds"),
+    ({"windows_cert_store": "user"}, "certificates are read from files only"),
+    ({"creds": f"op://vault/{SECRET}"}, "the context's creds is a reference op://, which is not supported; use a file"),
+    ({"creds": f"data:;base64,{SECRET}"}, "the context's creds is not base64 after data:"),
+    ({"creds": "data:;base64,eA=="}, "the context's creds do not contain a user's JWT and seed"),
+    ({"token": "env://MISSING"}, 'the context\'s token needs the environment variable "MISSING", which is not set'),
+    ({"user": [SECRET]}, "the context's user is not text"),
+    ({"user": "app"}, "nats.password: "),
+    ({"url": f"http://app:{SECRET}@a"}, "nats.servers[0]: expected an address"),
+]
 
 
-def test_a_context_that_cannot_be_read_is_named(home: Path) -> None:
+def test_a_context_that_is_not_supported_or_cannot_be_read_is_refused_in_one_line(home: Path) -> None:
+    for fields, problem in REFUSED:
+        write(home, **fields)
+        assert problem in refusal(home)
     write(home, "staging")
+    write(home).unlink()
     assert refusal(home, "prod") == 'nats.context: there is no context "prod"; known contexts: staging'
     assert refusal(home, "${X}", X=SECRET) == 'nats.context: there is no context "${X}"; known contexts: staging'
-    assert refusal(home, "") == (
-        "nats.context: no context is selected: set NATS_CONTEXT, or run `nats context select NAME`"
-    )
+    assert refusal(home, "").startswith("nats.context: no context is selected: set NATS_CONTEXT, or run `nats context")
     assert "neither the name of a context" in refusal(home, "../staging")
-    path = write(home)
-    path.write_text(f"{{ {SECRET}")
-    assert refusal(home) == 'nats.context: "production" is not a NATS CLI context: its file is not a JSON object'
-    path.write_text(f'["{SECRET}"]')
-    assert refusal(home) == 'nats.context: "production" is not a NATS CLI context: its file is not a JSON object'
+    for text in (f"{{ {SECRET}", f'["{SECRET}"]'):
+        write(home).write_text(text)
+        assert refusal(home) == 'nats.context: "production" is not a NATS CLI context: its file is not a JSON object'
