@@ -21,15 +21,8 @@ def limits(memory: int = MEMORY) -> PullLimits:
 
 
 def ask(of: PullLimits, **given: Any) -> Ask | None:
-    usual: dict[str, Any] = {
-        "free": MEMORY,
-        "held": False,
-        "in_flight": 0,
-        "ceiling": 0,
-        "largest": LARGEST,
-        "now": 0.0,
-    }
-    return of.next(**{**usual, **given})
+    usual: dict[str, Any] = {"free": MEMORY, "held": False, "in_flight": 0, "ceiling": 0, "largest": LARGEST}
+    return of.next(**{**usual, "now": 0.0, **given})
 
 
 def met(of: PullLimits, size: int, ceiling: int = 0, now: float = 0.0) -> list[Ask]:
@@ -81,11 +74,6 @@ def test_pulls_are_sized_for_the_largest_message_of_late_and_fewer_of_them_are_m
     for period in range(1, 4):
         of.received(1000, period * REMEMBERED_S + 1)
     assert ask(of) == Ask(max_bytes=MAX_PULLED_BYTES // SLOTS)
-
-
-def test_a_pull_asks_for_no_more_than_the_consumer_allows() -> None:
-    single = Ask(max_bytes=LARGEST, batch=1, limited=False)
-    assert met(limits(), 3000, ceiling=1000) == [Ask(max_bytes=1000), single]
 
 
 def test_a_lost_connection_halves_what_is_asked_for_until_a_while_has_passed_without() -> None:

@@ -13,36 +13,22 @@ def parsed(line: str, headers: str = "") -> PullStatus:
 REACTIONS = {
     Reaction.ALIVE: ["100 Idle Heartbeat", "100 FlowControl Request"],
     Reaction.PULL_AGAIN: [
-        "404 No Messages",
-        "408 Request Timeout",
-        "408 Interest Expired",
-        "409 Batch Completed",
+        *("404 No Messages", "408 Request Timeout", "408 Interest Expired", "409 Batch Completed"),
         "404 Consumer Deleted",  # only a conflict is told apart by its text
     ],
     Reaction.TOO_LARGE: ["409 Message Size Exceeds MaxBytes"],
     Reaction.PULL_LATER: [
-        "409 Server Shutdown",
-        "409 Leadership Change",
-        "409 Exceeded MaxWaiting",
-        "503",
-        "503 No Responders",
+        *("409 Server Shutdown", "409 Leadership Change", "409 Exceeded MaxWaiting", "503", "503 No Responders"),
         # unknown to any server
         *("409 Something New", "409", "500 Internal", "", "abc", "-1 x", "² x", "1e2", "0100x", "9" * 10_000 + " x"),
     ],
     Reaction.OTHER_CLIENT: ["423 Nats-Pin-Id mismatch"],
     Reaction.ADAPT: [
-        "409 Exceeded MaxRequestBatch of 100",
-        "409 Exceeded MaxRequestExpires of 5s",
-        "409 Exceeded MaxRequestMaxBytes of 1024",
+        f"409 Exceeded MaxRequest{limit}" for limit in ("Batch of 100", "Expires of 5s", "MaxBytes of 1024")
     ],
     Reaction.FATAL: [
-        "400 Bad Request - heartbeat value too large",
-        "400 Consumer Deleted",
-        "412 Nats-Min-Pending",
-        "409 Consumer Deleted",
-        "409 consumer deleted",
-        "409 Consumer Deleted.",
-        "409 Consumer is push based",
+        *("400 Bad Request - heartbeat value too large", "400 Consumer Deleted", "412 Nats-Min-Pending"),
+        *("409 Consumer Deleted", "409 consumer deleted", "409 Consumer Deleted.", "409 Consumer is push based"),
     ],
 }
 

@@ -45,10 +45,7 @@ def test_what_was_written_without_an_id_could_be_stored_twice() -> None:
     under_way, _ = window(1, 2)
     answer(under_way, r1=b"")
     assert under_way.again() == 1  # and message 1 was refused
-
-
-def test_a_payload_that_looks_like_an_id_is_none() -> None:
-    under_way = InFlight()
+    under_way = InFlight()  # a payload that looks like an id is none
     forged = b"\r\nNats-Msg-Id: 1\r\n"
     under_way.add([b"r"], [frame("s", b"r", b"NATS/1.0\r\nA: 1\r\n\r\n", forged)])
     under_way.add([b"q"], [frame("s", b"q", b"", forged)])
