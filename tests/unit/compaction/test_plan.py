@@ -3,30 +3,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as some
 
-from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.compaction.plan import TOLERANCE, UNIT_TARGETS, Source, Span, Unit, classes, removable, spans, units
+from jetcapture_py.compaction.plan import TOLERANCE, UNIT_TARGETS, Source, Unit, classes, removable, spans, units
 
 TARGET = 100
 
 
 def source(first: int, last: int, size: int, rows: int | None = None, *, key: str = "a", digest: int = 0) -> Source:
     """An object that is named so; it has a row for every sequence unless it is said to have others."""
-    name = ObjectName(
-        stream="S",
-        key=key,
-        bucket=0,
-        first_seq=first,
-        last_seq=last,
-        rows=last - first + 1 if rows is None else rows,
-        digest=f"{digest:016x}",
-    )
-    return Source(name, size)
+    where: dict[str, Any] = {"stream": "S", "key": key, "bucket": 0, "digest": f"{digest:016x}"}
+    rows = last - first + 1 if rows is None else rows
+    return Source(ObjectName(first_seq=first, last_seq=last, rows=rows, **where), size)
 
 
 def row_of(*sizes: int) -> list[Source]:
@@ -41,28 +34,19 @@ def planned(sources: Sequence[Source]) -> list[list[int]]:
     return [unit.sizes[unit.within(span.first, span.end)].tolist() for unit, span in new]
 
 
-def test_small_neighbours_are_merged_and_large_objects_left() -> None:
-    assert planned(row_of(10, 20, 140, 30, 5, 5, 140)) == [[10, 20], [30, 5, 5]]
+PLANNED: list[tuple[list[int], list[list[int]]]] = [
+    ([10, 20, 140, 30, 5, 5, 140], [[10, 20], [30, 5, 5]]),
+    *(([110, 20, 90], [[20, 90]]), ([110, 20, 145], [[110, 20]]), ([140, 20, 140], [])),
+    *(([100, 67, 149, 500], []), ([1], []), ([], [])),
+]
+"""Sizes side by side; a small object alone joins the smaller large one beside it where that fits."""
 
 
-def test_a_small_object_alone_joins_the_smaller_large_one_beside_it_where_that_fits() -> None:
-    assert planned(row_of(110, 20, 90)) == [[20, 90]]
-    assert planned(row_of(110, 20, 145)) == [[110, 20]]
-    assert planned(row_of(140, 20, 140)) == []
-
-
-def test_there_is_nothing_to_do_with_large_objects_and_with_one_object() -> None:
-    assert planned(row_of(100, 67, 149, 500)) == []
-    assert planned(row_of(1)) == []
-    assert planned([]) == []
-
-
-def test_groups_do_not_mix() -> None:
+def test_small_neighbours_are_merged_and_large_objects_left_unless_they_overlap() -> None:
+    for sizes, merged in PLANNED:
+        assert planned(row_of(*sizes)) == merged
     assert planned([source(0, 5, 10), source(6, 9, 10, key="b")]) == []
     assert len(planned([*row_of(10, 10), *(source(n, n, 10, key="b") for n in (3, 4))])) == 2
-
-
-def test_large_objects_that_overlap_are_looked_at() -> None:
     (unit,) = units([source(0, 50, 100), source(50, 99, 100)], TARGET)
     assert unit.overlaps
 
@@ -76,21 +60,15 @@ def test_a_large_group_is_divided_where_its_objects_do_not_overlap() -> None:
     assert len(unit.sources) == len(sources) + 1
 
 
-def test_what_has_no_more_rows_than_an_object_cannot_take_its_place() -> None:
+def test_what_has_no_more_rows_than_an_object_cannot_take_its_place_nor_can_it_itself() -> None:
     unit = Unit([source(0, 99, 100, 50)])
     holders = [source(0, 49, 50, 51).name, source(50, 99, 50, 50).name]
     assert removable(unit, holders) == []
     assert removable(unit, [holders[0], source(50, 99, 50, 51).name]) == [0]
     assert removable(unit, [holders[0]]) == [0]
     assert removable(unit, []) == []
-
-
-def test_an_object_is_never_removed_in_favour_of_itself() -> None:
     unit = Unit([source(0, 9, 10), source(0, 4, 5)])
     assert [unit.sources[index].name.last_seq for index in removable(unit, [source(0, 9, 10).name])] == [4]
-
-
-# ------------------------------------------------------------------ any unit
 
 
 @dataclass(frozen=True)
@@ -110,9 +88,7 @@ sets_of_messages = some.lists(some.frozensets(some.integers(0, 40), min_size=1),
 
 
 @given(contents=sets_of_messages, target=some.integers(1, 60))
-def test_spans_hold_everything_once_and_all_that_is_not_kept_can_go(
-    contents: list[frozenset[int]], target: int
-) -> None:
+def test_spans_hold_everything_once_and_what_is_not_kept_can_go(contents: list[frozenset[int]], target: int) -> None:
     holding = {
         source(min(each), max(each), len(each), len(each), digest=number): each for number, each in enumerate(contents)
     }
@@ -150,14 +126,6 @@ def test_merging_as_planned_ends_and_leaves_no_two_small_neighbours(sizes: list[
     small = [size < TARGET / TOLERANCE for size in sizes]
     assert not any(left and right for left, right in pairwise(small))
 
-
-def test_a_name_alone_tells_the_span() -> None:
-    unit = Unit(row_of(145, 10, 5))
-    assert spans(unit, TARGET, unit) == [Span(0, 145, 0), Span(145, 160)]
-    assert layout.split_overlapping(each.name for each in unit.sources)[1] == []
-
-
-# ------------------------------------------------------------------ columns
 
 INT, BIG, TEXT, NOTHING = pa.int32(), pa.int64(), pa.string(), pa.null()
 

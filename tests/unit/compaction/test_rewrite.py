@@ -17,10 +17,9 @@ from jetcapture_py.archive.messages import MessageSet
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import REPLACING, Source
 from jetcapture_py.compaction.rewrite import Rewritten, remove_replaced, rewrite
-from jetcapture_py.compaction.unit import CompactionSpec, Merged, Skipped, compact_unit
+from jetcapture_py.compaction.unit import CompactionSpec, Merged, Outcome, Skipped, compact_unit
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.reading.arrow import read_archive
-from jetcapture_py.store import LocalStore
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.store.removal import Removal, remove
 from tests.integration.spark.conftest import HOUR, Archive
@@ -56,6 +55,11 @@ def removed(root: Path, *done: Rewritten) -> int:
     return count
 
 
+def compacted(root: Path) -> Outcome:
+    (outcome,) = compact_unit(Files(ArchiveFiles(str(root), {})), SPEC, sources(root))
+    return outcome
+
+
 def seqs(root: Path) -> list[int]:
     return sorted(read_archive(str(root), "ORDERS").read_all()[layout.SEQ].to_pylist())
 
@@ -77,11 +81,10 @@ def test_every_other_row_is_unchanged(tmp_path: Path, bundles: int) -> None:
 def test_values_that_are_no_numbers_are_equal(tmp_path: Path) -> None:
     archive = Archive(tmp_path)
     values = pa.array([[float("nan")], [1.0], None], pa.list_(pa.float64()))
-    name = archive.write([1, 2, 3], "eu", columns={"v": values})
+    archive.write([1, 2, 3], "eu", columns={"v": values})
     (source,) = sources(tmp_path)
-    times = np.array([HOUR * 1_000_000 + 3], np.int64)
-    written = pq.ParquetFile(tmp_path / name.path).read()[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
-    done = rewrite(ArchiveFiles(str(tmp_path), {}), source, MessageSet(np.array([3]), written[2:] + 0 * times), "x")
+    gone = MessageSet(np.array([3]), np.array([HOUR * 1_000_000 + 3]))
+    done = rewrite(ArchiveFiles(str(tmp_path), {}), source, gone, "x")
     assert done.target is not None
     table = pq.ParquetFile(tmp_path / done.target.path).read()
     assert (table[layout.KEY].to_pylist(), repr(table["v"].to_pylist())) == (["eu", "eu"], "[[nan], [1.0]]")
@@ -113,51 +116,21 @@ def test_what_does_not_read_like_its_source_removes_nothing(tmp_path: Path, monk
 def test_a_compaction_never_takes_the_object_for_a_copy_of_the_one_it_replaces(tmp_path: Path) -> None:
     old = store(tmp_path, *range(1, 50))
     done = without(tmp_path, old, 7)
-    files = Files(ArchiveFiles(str(tmp_path), {}))
-    (outcome,) = compact_unit(files, SPEC, sources(tmp_path))
-    assert outcome == Skipped(REPLACING)
+    assert compacted(tmp_path) == Skipped(REPLACING)
     again = without(tmp_path, done.target or old, 9)  # the one that it replaced before counts as well
     assert removed(tmp_path, again) == 1
-    (outcome,) = compact_unit(Files(ArchiveFiles(str(tmp_path), {})), SPEC, sources(tmp_path))
-    assert outcome == Skipped(REPLACING)
+    assert compacted(tmp_path) == Skipped(REPLACING)
     assert removed(tmp_path, done) == 0  # what took its place is not there any more
     (tmp_path / old.path).unlink()
     store(tmp_path, *range(50, 60))
-    (outcome,) = compact_unit(Files(ArchiveFiles(str(tmp_path), {})), SPEC, sources(tmp_path))
+    outcome = compacted(tmp_path)
     assert isinstance(outcome, Merged)
     assert len(outcome.removable) == 2
     assert seqs(tmp_path) == [seq for seq in range(1, 60) if seq not in (7, 9)]
 
 
-def test_where_the_same_object_was_there_before_the_old_one_goes_with_the_next_run(tmp_path: Path) -> None:
-    """A compaction may have read it, and may be about to remove it in favor of the old one."""
-    old, same = store(tmp_path, *range(1, 10)), store(tmp_path, *range(1, 9))
-    first = without(tmp_path, old, 9)
-    assert (first.target, first.removal, removed(tmp_path, first)) == (same, None, 0)
-    (outcome,) = compact_unit(Files(ArchiveFiles(str(tmp_path), {})), SPEC, sources(tmp_path))
-    assert outcome == Skipped(REPLACING)
-    second = without(tmp_path, old, 9)
-    assert removed(tmp_path, second) == 1
-    assert seqs(tmp_path) == [*range(1, 9)]
-
-
-def test_a_redelivery_leaves_what_an_erasure_has_stored_and_no_compaction_removes_both(tmp_path: Path) -> None:
-    """The redelivered block lacks the erased message, so its object has the name of the one that replaces the old."""
-    old = store(tmp_path, *range(1, 10))
-    done = without(tmp_path, old, 9)
-    redelivered = encoded([(seq, AT + seq) for seq in range(1, 9)], bucket=BUCKET)
-    assert redelivered.name == done.target
-    LocalStore(str(tmp_path)).put(redelivered.name, redelivered.data)
-    (outcome,) = compact_unit(Files(ArchiveFiles(str(tmp_path), {})), SPEC, sources(tmp_path))
-    assert outcome == Skipped(REPLACING)
-    assert removed(tmp_path, done) == 1
-    assert seqs(tmp_path) == [*range(1, 9)]
-
-
 @pytest.mark.parametrize("changed", ["the object", "its holder"])
-def test_of_two_that_would_each_remove_what_the_other_relies_on_only_the_first_does(
-    tmp_path: Path, changed: str
-) -> None:
+def test_of_two_that_would_remove_what_the_other_relies_on_only_the_first_does(tmp_path: Path, changed: str) -> None:
     """Also if what was read is there again, written later."""
     old = store(tmp_path, *range(1, 10))
     done = without(tmp_path, old, 9)

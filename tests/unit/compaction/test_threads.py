@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-import tracemalloc
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +17,7 @@ from jetcapture_py.compaction.plan import Source
 from jetcapture_py.compaction.unit import CompactionSpec, Merged
 from jetcapture_py.maintain import compact as maintained
 from jetcapture_py.maintain.compact import Compaction, CompactionSettings, compact_in_threads
-from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.store.archive import ArchiveFiles
 from tests.support.archives import Archive
 
 
@@ -78,31 +76,6 @@ def test_no_unit_is_begun_after_the_end(tmp_path: Path) -> None:
     compact_in_threads(files, compaction, 1 << 30, stop=stop)
     assert compaction.outcomes == []
     assert len(list(tmp_path.rglob("*.parquet"))) == 4
-
-
-def test_a_name_of_which_nothing_is_to_be_merged_takes_little_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    archive = Archive(tmp_path)
-    one = archive.write([1], "a")
-    files = ArchiveFiles(archive.url, {})
-
-    def below(_files: ArchiveFiles, *_directories: str) -> Iterator[File]:
-        for number in range(4_000):
-            bucket, key = divmod(number, 100)
-            name = replace(one, key=f"key{key}", bucket=one.bucket + 900 * bucket)
-            yield File(path=name.path, place=name.path, size=1000, name=name)
-
-    monkeypatch.setattr(ArchiveFiles, "below", below)
-    tracemalloc.start()
-    try:
-        compaction = Compaction(files, "ORDERS", CompactionSettings(target=1 << 20, after=0, grace=0))
-        assert compaction.summary().objects_before == 4_000
-        assert list(compaction.work()) == []
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 4_000 * 300
 
 
 @pytest.mark.parametrize("ahead", ["store", "catalog"])

@@ -4,7 +4,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,29 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from jetcapture_py.archive import layout
+from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.layout import BlockId, ObjectName
-from jetcapture_py.archive.schema import ENVELOPE
 from jetcapture_py.archive.writer import Encoder, ObjectWriter
 from jetcapture_py.compaction import unit as work
 from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.plan import DRIFTED, OPEN, TOLERANCE, units
-from jetcapture_py.compaction.unit import (
-    CHANGED,
-    CompactionSpec,
-    Failed,
-    Merged,
-    Outcome,
-    Skipped,
-    compact_unit,
-)
+from jetcapture_py.compaction.unit import CHANGED, CompactionSpec, Failed, Merged, Outcome, Skipped, compact_unit
 from jetcapture_py.errors import StoreError
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.store.removal import Removal, remove
 from tests.integration.spark.conftest import HOUR, Archive, both_layouts
 from tests.support.archives import encoded, put, write_parquet
 from tests.support.examples import examples
+from tests.unit.archive.test_writer import ENCODER, batch
 
 Row = tuple[int, int, int | None]  # sequence, timestamp, position in the message
 Blocks = Sequence[tuple[str, set[Row]]]
@@ -62,17 +53,10 @@ blocks_of_objects = some.lists(
 def write(archive: Archive, key: str, found: set[Row], row_group: int = 1000) -> ObjectName:
     """An object with these rows; what else is in a row follows from the message."""
     ordered = sorted(found, key=lambda row: (row[0], row[1], row[2] or 0))
-    positions = [row[2] for row in ordered]
-    several: dict[str, Any] = {}
-    if any(position is not None for position in positions):
-        several = {layout.ROW: pa.array(positions, pa.int32())}
-    name = archive.write(
-        [row[0] for row in ordered],
-        key,
-        timestamps=[HOUR * 1_000_000 + row[1] for row in ordered],
-        payloads=[repr(row).encode() for row in ordered],
-        columns=several,
-    )
+    positions, times = [row[2] for row in ordered], [HOUR * 1_000_000 + row[1] for row in ordered]
+    several: dict[str, Any] = {layout.ROW: pa.array(positions, pa.int32())} if set(positions) != {None} else {}
+    payloads = [repr(row).encode() for row in ordered]
+    name = archive.write([row[0] for row in ordered], key, timestamps=times, payloads=payloads, columns=several)
     path = archive.root / name.path
     write_parquet(pq.ParquetFile(path).read(), path, row_group_size=row_group)
     return name
@@ -169,17 +153,13 @@ def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Archive:
     return Archive(tmp_path / "archive", getattr(request, "param", 0))
 
 
-# ------------------------------------------------------------------ safety
-
-
 @quick
 @given(
     blocks=blocks_of_objects,
     bundles=some.sampled_from([0, 0, 4]),
     target=targets,
     lives=some.lists(some.integers(1, 6), max_size=4),
-    row_group=some.sampled_from([2, 1000]),
-    window=some.sampled_from([300, 1 << 20]),
+    sizes=some.tuples(some.sampled_from([2, 1000]), some.sampled_from([300, 1 << 20])),
 )
 def test_killed_after_any_change_and_run_again_every_row_is_counted_once_all_the_time(
     tmp_path_factory: pytest.TempPathFactory,
@@ -187,9 +167,9 @@ def test_killed_after_any_change_and_run_again_every_row_is_counted_once_all_the
     bundles: int,
     target: int,
     lives: list[int],
-    row_group: int,
-    window: int,
+    sizes: tuple[int, int],
 ) -> None:
+    row_group, window = sizes
     archive = Archive(tmp_path_factory.mktemp("archive"), bundles)
     for key, rows in blocks:
         write(archive, key, rows, row_group)
@@ -283,20 +263,6 @@ def test_sources_stay_when_a_byte_of_the_stored_object_is_another(archive: Archi
     assert {*sources} < {*stored(archive)}
 
 
-def test_another_process_may_store_the_same_rows_before_they_are_read_back(archive: Archive) -> None:
-    class Overtaken(Files):
-        def put(self, name: ObjectName, data: pa.Buffer) -> None:
-            super().put(name, data)
-            table = pq.read_table(pa.BufferReader(data))
-            write_parquet(table, archive.root / name.path, compression="none")
-
-    for seqs in ([1, 2], [3, 4]):
-        archive.write(seqs, payloads=payloads(2))
-    (outcome,) = compacted(Overtaken(ArchiveFiles(archive.url, {})), 1 << 20)
-    assert isinstance(outcome, Merged), outcome
-    assert len(outcome.removable) == 2
-
-
 def test_a_damaged_object_with_columns_of_other_types_replaces_no_other(archive: Archive) -> None:
     for seqs in ([1, 2], [3, 4]):
         put(archive.root, encoded([(seq, seq) for seq in seqs], customer=1))
@@ -374,34 +340,21 @@ def test_removing_tells_why_it_failed_and_takes_what_is_gone_for_removed(archive
     assert str(reason).startswith(f"cannot remove {archive.url}/{name.path}: ")
 
 
-# ------------------------------------------------------------------ what is written
-
-
-def payloads(count: int, seed: int = 0, size: int = 100) -> list[bytes | None]:
+def payloads(count: int, seed: int = 0) -> list[bytes | None]:
     chance = random.Random(seed)
-    return [chance.randbytes(size) for _ in range(count)]
+    return [chance.randbytes(100) for _ in range(count)]
 
 
-@pytest.mark.parametrize(
-    ("archive", "shape"),
-    [
-        (0, "interleaved"),
-        (4, "chain"),
-        *(pytest.param(4, shape, marks=pytest.mark.exhaustive) for shape in ("disjoint", "uneven", "tiny")),
-    ],
-    indirect=["archive"],
-)
-def test_objects_are_of_the_target_size_within_a_factor(archive: Archive, shape: str) -> None:
-    chance = random.Random(1)
+@both_layouts
+def test_objects_are_of_the_target_size_within_a_factor(archive: Archive) -> None:
+    """Interleaved ones under keys, and a chain of ones that overlap in bundles."""
+    chance, target, step = random.Random(1), 120_000, 1 if archive.bundles else 5
     first = 1
     for number in range(150):
-        count = chance.choice([3, 5, 8]) if shape == "tiny" else chance.randint(20, 120)
-        size = {"uneven": 20 if number < 75 else 300}.get(shape, 100)
-        step = 5 if shape == "interleaved" else 1
+        count = chance.randint(20, 120)
         seqs = list(range(first, first + count * step, step))
-        archive.write(seqs, payloads=payloads(count, number, size), v=[seq % 7 for seq in seqs])
-        first += {"chain": count * 2 // 3, "interleaved": 1 if number % 5 else count * step}.get(shape, count)
-    target = 4_000 if shape == "tiny" else 120_000
+        archive.write(seqs, payloads=payloads(count, number), v=[seq % 7 for seq in seqs])
+        first += count * 2 // 3 if archive.bundles else 1 if number % 5 else count * step
     compacted(Files(ArchiveFiles(archive.url, {})), target)
     sizes = [(archive.root / name.path).stat().st_size for name in stored(archive)]
     assert len(sizes) > 5
@@ -421,80 +374,19 @@ def test_an_object_that_comes_out_too_large_before_a_gap_is_encoded_again(archiv
     assert len(stored(archive)) == 2
 
 
-def test_many_copies_are_not_in_memory_together(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(20):
-        write(archive, "a", {(seq, 0, None) for seq in range(1, 31) if seq != number + 1})
-    read, rows_read = work.read_rows, []
-
-    def watched(*part: Any, **how: Any) -> pa.Table:
-        table = read(*part, **how)
-        rows_read.append(table.num_rows)
-        return table
-
-    monkeypatch.setattr(work, "read_rows", watched)
-    (outcome,) = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
-    assert isinstance(outcome, Merged)
-    assert (outcome.duplicates, max(rows_read)) == (20 * 29 - 30, 30)
-    assert [row[0] for row in contents(archive.root / stored(archive)[0].path)] == list(range(1, 31))
-
-
-def test_rows_are_sorted_and_readers_can_skip_row_groups(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "ROW_GROUP_BYTES", 100_000)
-    numbers = list(range(1, 8001))
-    random.Random(0).shuffle(numbers)
-    for part in range(4):
-        archive.write(
-            sorted(numbers[part * 2000 : part * 2000 + 2100]), payloads=payloads(min(2100, 8000 - part * 2000))
-        )
-    compacted(Files(ArchiveFiles(archive.url, {})), 1 << 30)
-    (name,) = stored(archive)
-    file = pq.ParquetFile(archive.root / name.path)
-    assert file.read([layout.SEQ])[layout.SEQ].to_pylist() == list(range(1, 8001))
-    groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
-    assert len(groups) > 3
-    for column in (layout.SEQ, layout.TIMESTAMP):
-        index = file.schema_arrow.get_field_index(column)
-        ranges = [group.column(index).statistics for group in groups]
-        assert all(left.max < right.min for left, right in pairwise(ranges))
-
-
 def test_the_footer_says_what_the_format_promises(archive: Archive) -> None:
-    block = BlockId(key="a", bucket=HOUR)
     for seqs, created in (((1, 2), "2024-01-01T00:00:00Z"), ((2, 3), "2025-01-01T00:00:00Z")):
-        more = {"compression": "gzip", "compatible": True}
-        encoder = Encoder(stream="ORDERS", interval=900, stream_created=created, consumer="archive", **more)
-        columns = {
-            layout.SEQ: pa.array(seqs, pa.int64()),
-            layout.TIMESTAMP: pa.array([HOUR * 1_000_000] * 2, pa.timestamp("us", "UTC")),
-        }
-        arrays = [columns.get(field.name, pa.nulls(2, field.type)) for field in ENVELOPE]
-        encoded = encoder.encode(block, "age", [pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE)])
-        path = archive.root / encoded.name.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(encoded.data)
+        encoder = replace(ENCODER, stream_created=created, compression="gzip", compatible=True)
+        rows = batch([(seq, HOUR * 1_000_000) for seq in seqs])
+        put(archive.root, encoder.encode(BlockId(key="a", bucket=HOUR), "age", [rows]))
     compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
     (name,) = stored(archive)
     metadata = pq.read_metadata(archive.root / name.path)
-    own = {key.decode(): value.decode() for key, value in metadata.metadata.items() if key.startswith(b"jetcapture.")}
-    assert {key.removeprefix("jetcapture."): value for key, value in own.items()} == {
-        "format": "1",
-        "stream": "ORDERS",
-        "stream_created": "2024-01-01T00:00:00Z,2025-01-01T00:00:00Z",
-        "consumer": "archive",
-        "key": "a",
-        "bucket": str(HOUR),
-        "interval": "900",
-        "first_seq": "1",
-        "last_seq": "3",
-        "messages": "3",
-        "rows": "3",
-        "sealed_by": "compact",
-        "writer": own["jetcapture.writer"],
-        "schema_id": own["jetcapture.schema_id"],
-        "digest": name.digest,
-        "checksum": own["jetcapture.checksum"],
-        "footer_checksum": own["jetcapture.footer_checksum"],
-    }
+    found = footer.entries(metadata.metadata)
+    expected = {"format": "1", "stream": "ORDERS", "stream_created": "2024-01-01T00:00:00Z,2025-01-01T00:00:00Z"}
+    expected |= {"consumer": "archive", "key": "a", "bucket": str(HOUR), "interval": "900", "first_seq": "1"}
+    expected |= {"last_seq": "3", "messages": "3", "rows": "3", "sealed_by": "compact", "digest": name.digest}
+    assert found == expected | {each: found[each] for each in ("writer", "schema_id", "checksum", "footer_checksum")}
     group = metadata.row_group(0)
     assert group.column(0).compression == "GZIP"
     assert not any("DELTA" in text for at in range(group.num_columns) for text in group.column(at).encodings)
@@ -520,34 +412,6 @@ def test_a_footer_says_only_what_all_its_sources_say(archive: Archive) -> None:
         metadata = pq.read_metadata(said.root / name.path).metadata
         name_of_entry = b"jetcapture.stream_created" if entry == "created" else b"jetcapture.key_rule"
         assert (metadata.get(name_of_entry), metadata[b"jetcapture.consumer"]) == (merged, b"archive")
-
-
-def test_an_object_that_holds_all_the_others_have_is_kept_as_it_is(archive: Archive) -> None:
-    kept = archive.write([1, 2, 3, 4])
-    archive.write([1, 2])
-    archive.write([2, 4])
-    before = (archive.root / kept.path).stat()
-    (outcome,) = compacted(Files(ArchiveFiles(archive.url, {})), 1 << 20)
-    assert isinstance(outcome, Merged)
-    assert (outcome.written, len(outcome.removable), outcome.duplicates) == ([], 2, 4)
-    assert stored(archive) == [kept]
-    after = (archive.root / kept.path).stat()  # in which reading it may have changed the time of access
-    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-
-
-def test_a_dry_run_counts_what_it_would_read_and_does_nothing(archive: Archive) -> None:
-    for number in range(40):
-        seqs = list(range(number * 80, number * 80 + 100))
-        archive.write(seqs, payloads=payloads(100, number))
-    names = stored(archive)
-    files = Files(ArchiveFiles(archive.url, {}))
-    (planned,) = merged(compacted(files, 60_000, dry_run=True))
-    assert stored(archive) == names
-    (done,) = merged(compacted(files, 60_000))
-    assert (planned.objects, planned.size) == (done.objects, done.size)
-    assert planned.objects == 40
-    assert (planned.written, planned.removable) == ((), [])
-    assert len(done.written) == len(stored(archive)) > 3
 
 
 def test_an_open_bucket_is_left_alone_by_what_its_objects_say_of_its_length(archive: Archive) -> None:
