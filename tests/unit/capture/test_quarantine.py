@@ -11,7 +11,7 @@ import pytest
 
 from jetcapture_py.archive import layout
 from jetcapture_py.capture import stats
-from jetcapture_py.capture.stats import MAX_LOGGED_REASONS, MAX_STAGES, Quarantine
+from jetcapture_py.capture.stats import MAX_LOGGED_REASONS, Quarantine
 from jetcapture_py.log import FIELDS
 from tests.support.running import until
 
@@ -27,7 +27,7 @@ def rows(first_seq: int, *errors: int) -> pa.RecordBatch:
     )
 
 
-def test_one_line_when_it_begins_then_a_summary_while_it_goes_on(
+def test_a_line_at_the_beginning_then_summaries(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(stats, "SUMMARY_EVERY", 0.2)
@@ -64,20 +64,5 @@ def test_one_line_when_it_begins_then_a_summary_while_it_goes_on(
         quarantine.end()
         quarantine.end()
         assert [line["messages"] for line in lines()] == [3, 2000, 1, 1]
-
-    asyncio.run(scenario())
-
-
-def test_stages_are_counted_by_name_up_to_a_limit() -> None:
-    async def scenario() -> None:
-        quarantine = Quarantine()
-        quarantine.add(rows(1, 1, 2, 3))
-        for number in range(2 * MAX_STAGES):
-            batch = rows(10 + number, number)
-            quarantine.add(batch.set_column(2, layout.STAGE, pa.array([f"own {number}"])))
-        quarantine.end()
-        assert quarantine.stages["decode"] == 3
-        assert len(quarantine.stages) == MAX_STAGES + 1
-        assert quarantine.stages["other"] == MAX_STAGES + 1
 
     asyncio.run(scenario())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
-import os
 import random
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from jetcapture_py.archive.writer import ObjectWriter
 from jetcapture_py.capture import spool as spool_module
 from jetcapture_py.capture.blocks import Block, Blocks
 from jetcapture_py.capture.sealing import Amount
-from jetcapture_py.capture.spool import Spool, SpoolFile, Spooling, UsedUpError
+from jetcapture_py.capture.spool import Spool, SpoolFile, Spooling
 from tests.unit.archive.test_writer import BLOCK, ENCODER, batch, plain, read
 from tests.unit.capture.test_blocks import add, assert_empty, finish, make, numbers_of
 
@@ -58,9 +57,7 @@ def test_rows_come_back_as_they_were_and_lie_in_a_file_without_a_name(tmp_path: 
     spool.close()
 
 
-def test_rows_that_cannot_be_written_are_salvaged_into_the_spool_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_that_cannot_be_written_are_salvaged_in_the_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = ObjectWriter.write
 
     def failing(self: ObjectWriter, table: pa.Table) -> None:
@@ -102,21 +99,6 @@ def test_the_files_never_exceed_the_size_and_leave_room_for_the_objects(tmp_path
     spool.close()
 
 
-def test_room_is_kept_for_rows_in_memory_and_for_objects_larger_than_their_rows(tmp_path: Path) -> None:
-    spool = Spool(tmp_path, 5 * SIZE, resident=3 * SIZE)
-    kept = spool.write(ROWS)
-    assert not spool.has_room(1)
-    spool.close()
-    spool = Spool(tmp_path, 11 * SIZE, growth=4)
-    kept = [spool.write(ROWS) for _ in range(2)]
-    assert not spool.has_room(SIZE)
-    with SpoolFile(spool) as sink:
-        sink.write(b"x" * 8 * SIZE)
-        assert not sink.failed
-    del kept
-    spool.close()
-
-
 def output_of(program: str, directory: Path) -> str:
     """What a Python program prints that has the spool `spool` in this directory."""
     begin = f"""
@@ -147,42 +129,6 @@ def test_an_object_is_gone_with_its_last_use(tmp_path: Path) -> None:
     spool.close()
 
 
-def test_the_garbage_collector_may_free_an_object_while_the_spool_counts(tmp_path: Path) -> None:
-    program = """
-gc.disable()
-sink = SpoolFile(spool)
-sink.write(b"abc")
-cycle = [sink.getvalue()]
-cycle.append(cycle)
-sink.close()
-del cycle
-
-class Collecting(int):
-    def __add__(self, other):
-        gc.collect()
-        return int(self) + other
-    __radd__ = __add__
-
-spool.take('objects', Collecting(5))
-print(spool.bytes)
-"""
-    assert output_of(program, tmp_path) == "5\n"
-
-
-def test_the_number_of_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool_module, "MAX_FILES", 2)
-    spool = Spool(tmp_path, 100 * SIZE)
-    kept = [spool.write(ROWS.slice(0, 1)) for _ in range(2)]
-    assert not spool.has_room(1)
-    with pytest.raises(UsedUpError):
-        spool.write(ROWS)
-    assert spool.has_room(1, spare=False), "a file that replaces another"
-    kept.pop()
-    gc.collect()
-    assert spool.has_room(1)
-    spool.close()
-
-
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     program = """
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
@@ -200,9 +146,7 @@ print(spool.bytes, [*spool.path.iterdir()])
     assert output_of(program, tmp_path).split("\n") == [str(errno.EFBIG), str(errno.EFBIG), "0 []", ""]
 
 
-def test_a_disk_that_hangs_is_given_up_at_once_until_it_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_hangs_is_given_up_until_it_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool_module, "TIMEOUT", 0.2)
     spool, answer, answered = Spool(tmp_path, 10 * SIZE), threading.Event(), threading.Event()
     spool.disk.submit(answer.wait)
@@ -214,28 +158,6 @@ def test_a_disk_that_hangs_is_given_up_at_once_until_it_answers(
     assert answered.wait(30)
     assert spool.write(ROWS).equals(ROWS)
     spool.close()
-
-
-def test_the_disk_must_have_room_for_the_object_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk = os.statvfs(tmp_path)
-    values = list(disk)
-    values[0] = values[1] = 1
-    values[4] = SIZE + SIZE // 2  # blocks of one byte that are free
-
-    def statvfs(file: int) -> os.statvfs_result:
-        return os.statvfs_result(values)
-
-    monkeypatch.setattr(os, "fstatvfs", statvfs)
-    spool = Spool(tmp_path, 100 * SIZE)
-    with pytest.raises(OSError, match="No space left on device"):
-        spool.write(ROWS)
-    assert spool.bytes == 0
-    values[4] = 2 * SIZE
-    assert spool.write(ROWS).column(layout.SEQ).equals(ROWS.column(layout.SEQ))
-    spool.close()
-
-
-# ------------------------------------------------------------------ chunks that move to files and back
 
 
 def spooling(directory: Path, size: int, scenario: Callable[[Blocks, Spooling], Awaitable[None]]) -> None:
@@ -295,9 +217,7 @@ def test_blocks_keep_their_rows_whatever_is_spooled_sealed_and_released(tmp_path
     spooling(tmp_path, 2_000_000, scenario)
 
 
-def test_what_a_slow_key_leaves_of_a_file_is_made_smaller_when_room_is_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_slow_key_leaves_of_a_file_is_made_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool_module, "SMALL", 0)
 
     async def scenario(blocks: Blocks, work: Spooling) -> None:
@@ -344,18 +264,5 @@ def test_nothing_is_spooled_for_a_while_after_a_failure(tmp_path: Path, monkeypa
         monkeypatch.setattr(spool_module.time, "monotonic", lambda: 1e12)
         assert await spool_all(work) == 1
         monkeypatch.undo()
-
-    spooling(tmp_path, 10_000_000, scenario)
-
-
-def test_spooling_begins_at_its_share_of_the_memory_and_not_before(tmp_path: Path) -> None:
-    async def scenario(blocks: Blocks, work: Spooling) -> None:
-        add(blocks, [("a", 0)] * 800, size=1000)
-        assert not work.begin(starved=False)
-        add(blocks, [("a", 0)] * 800, size=1000)
-        assert work.begin(starved=False)
-        async for _ in work.steps():
-            pass
-        assert blocks.resident <= MEMORY // 8
 
     spooling(tmp_path, 10_000_000, scenario)

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
-import weakref
-from typing import ClassVar
 
 import pyarrow as pa
 import pytest
@@ -42,27 +39,6 @@ class SlowlyFailing:
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storing, "MAX_TURN", 0.02)
     monkeypatch.setattr(storing, "FIRST_RETRY", 0.01)
-
-
-class FailingOnce:
-    """Refuses the first object, with an error that it holds in a cycle with that object."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def put(self, name: ObjectName, data: pa.Buffer) -> str:
-        self.calls += 1
-        if self.calls > 1:
-            return name.path
-        last: Exception | None = None
-        try:
-            raise OSError("connection lost")
-        except OSError as error:
-            last = error
-        raise StoreError("no answer in time") from last
-
-    def probe(self) -> None:
-        """Nothing is asked of it here."""
 
 
 def uploads(store: Store, retry_for: str) -> Uploads:
@@ -106,45 +82,6 @@ def test_one_object_that_fails_slowly_does_not_keep_those_beside_it_from_being_s
         assert capture.storing.trouble(asyncio.get_running_loop().time()) is None
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
-
-
-def test_a_users_store_that_exits_or_panics_is_asked_again(hasty: None) -> None:
-    class Panicking(FailingOnce):
-        errors: ClassVar[list[BaseException]] = [SystemExit("boom"), BaseException("boom")]
-
-        def put(self, name: ObjectName, data: pa.Buffer) -> str:
-            if self.errors:
-                raise self.errors.pop()
-            return name.path
-
-    async def scenario() -> None:
-        assert [index async for index, _ in uploads(Panicking(), "60s").put_all([encoded(1)])] == [0]
-
-    asyncio.run(asyncio.wait_for(scenario(), 60))
-
-
-def test_an_object_that_was_refused_once_is_freed_as_soon_as_it_is_stored(hasty: None) -> None:
-    async def scenario() -> None:
-        first = encoded(1)
-        freed = weakref.ref(first.data)
-        objects = [first]
-        del first
-        capture = uploads(FailingOnce(), "60s")
-        found = [index async for index, _ in capture.put_all(objects)]
-        assert found == [0]
-        objects.clear()
-        await capture.call(lambda: None)  # the thread has let go of its last work
-        assert freed() is None
-
-    gc.collect()
-    gc.disable()
-    try:
-        asyncio.run(asyncio.wait_for(scenario(), 60))
-    finally:
-        gc.enable()
-
-
-# ------------------------------------------------------------------ how it goes
 
 
 def test_a_histogram_counts_each_value_in_every_bucket_that_holds_it() -> None:
