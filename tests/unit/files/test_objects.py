@@ -17,9 +17,7 @@ from tests.support.archives import put
 from tests.unit.archive.test_writer import ENCODER, batch, plain
 
 
-def test_messages_of_a_subject_with_several_keys_come_in_order_out_of_bundles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_of_a_subject_come_in_order_out_of_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, readers = ArchiveFiles.read, set[threading.Thread]()
 
     def recorded(storage: ArchiveFiles, file: File, start: int = 0, end: int | None = None) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.files import list_files, read_file, reading, save_file
+from jetcapture_py.files import list_files, read_file, save_file
 from tests.support.object_stores import record_config, store_file
 
 NAME, DATA = "old.txt", b"contents"
@@ -43,24 +43,6 @@ class TestTemporaryFiles:
         assert victim.read_text() == "precious"
         assert not (directory / "old.txt").is_symlink()
 
-    def test_two_at_the_same_time_do_not_share_one(
-        self, root: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        store_file(root, "other", b"something else", seq=3)
-        target, copy = directory / "target", reading._copy
-        others = [lambda: save_file(str(root), "files", "other", target)]
-
-        def copy_after_the_other(*arguments: object) -> None:
-            if others:
-                others.pop()()
-                assert target.read_bytes() == b"something else"
-            copy(*arguments)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(reading, "_copy", copy_after_the_other)
-        save_file(str(root), "files", NAME, target)
-        assert target.read_bytes() == DATA
-        assert [path.name for path in directory.iterdir()] == ["target"]
-
     def test_the_mode_follows_the_umask(self, root: Path, directory: Path) -> None:
         before = os.umask(0o027)
         try:
@@ -77,12 +59,6 @@ class TestTemporaryFiles:
 
 
 class TestRecordedConfigurations:
-    def test_other_files_beside_them_do_not_matter(self, root: Path) -> None:
-        path = record_config(root, "2026-05-01T11:00:00.123456789Z")
-        for name in (".20260501T110000Z.json.0123.tmp", ".hidden.json", "notes.txt"):
-            (path.parent / name).write_bytes(b"")
-        assert [file.name for file in list_files(str(root), "files")] == [NAME]
-
     def test_a_damaged_one_is_named(self, root: Path) -> None:
         for data in (b"", b'{"stream": "OBJ_files", "stream_created": "soon", "config": {}}'):
             record_config(root, "2026-05-01T11:00:00Z").write_bytes(data)
@@ -117,29 +93,11 @@ class TestIncarnations:
         with pytest.raises(JetcaptureError, match=r'object store files has no file "old\.txt" in the archive'):
             read_file(str(root), "files", NAME)
 
-    def test_a_store_that_was_created_again_has_only_new_files_whatever_their_sequences(self, root: Path) -> None:
-        record_config(root, "2026-05-01T11:00:30Z")
-        store_file(root, "new", DATA, seq=40, second=60)
-        assert self.names(root) == ["new"]
-
     def test_a_restored_store_and_a_mirror_have_the_earlier_files_as_well(self, root: Path) -> None:
         record_config(root, "2026-05-01T11:00:30Z", continues=True)
         assert self.names(root) == [NAME]
         store_file(root, "new", DATA, seq=3, second=60)
         assert self.names(root) == ["new", NAME]
-
-    def test_what_a_later_store_took_says_nothing_about_a_restored_one(self, root: Path) -> None:
-        record_config(root, "2026-05-01T11:00:30Z", continues=True)
-        store_file(root, "new", DATA, seq=3, second=40)
-        record_config(root, "2026-05-01T11:00:50Z")
-        store_file(root, "newest", DATA, seq=1, second=60)
-        assert self.names(root, "2026-05-01T11:00:45Z") == ["new", NAME]
-        assert self.names(root) == ["newest"]
-
-    def test_a_store_whose_sequences_start_again_has_only_new_files_in_any_case(self, root: Path) -> None:
-        record_config(root, "2026-05-01T11:00:30Z", continues=True)
-        store_file(root, "new", DATA, seq=2, second=60)
-        assert self.names(root) == ["new"]
 
     def test_a_restored_store_has_the_files_since_it_was_last_created_anew(self, root: Path) -> None:
         store_file(root, "older", DATA, seq=90, second=10)

@@ -34,12 +34,9 @@ ORDER = {"id": 7, "region": "eu", "amount": 12.5, "at": "2026-05-01T12:03:00Z"}
 MESSAGE = {"subject": "orders.eu.new", "json": ORDER, "timestamp": "2026-05-01T12:16:00Z"}
 
 
-def test_a_case_that_holds_has_no_difference(tmp_path: Path) -> None:
+def test_a_case_that_holds_has_no_difference_and_each_one_is_a_line_with_both_values(tmp_path: Path) -> None:
     expect = {"key": "eu", "bucket": "2026-05-01T12:15:00Z", "columns": ORDER}
     assert problems(tmp_path, MESSAGE, expect) == []
-
-
-def test_every_difference_is_one_line_with_both_values(tmp_path: Path) -> None:
     expect = {"key": "us", "bucket": "2026-05-01T12:00:00Z", "columns": {**ORDER, "id": 8, "amount": "12.51"}}
     assert problems(tmp_path, MESSAGE, expect) == [
         'key: expected "us", got "eu"',
@@ -48,11 +45,8 @@ def test_every_difference_is_one_line_with_both_values(tmp_path: Path) -> None:
         'columns.amount: expected "12.51", got "12.50"',
     ]
 
-
-def test_a_column_that_the_case_does_not_name_is_a_difference(tmp_path: Path) -> None:
-    assert problems(tmp_path, MESSAGE, {"columns": {name: ORDER[name] for name in ORDER if name != "id"}}) == [
-        "columns.id: expected nothing, got 7"
-    ]
+    rest = {name: value for name, value in ORDER.items() if name != "id"}
+    assert problems(tmp_path, MESSAGE, {"columns": rest}) == ["columns.id: expected nothing, got 7"]
     without = {"subject": "orders", "json": {"id": 7}}
     assert problems(tmp_path, without, {"key": None, "columns": {"id": 7}}) == []
 
@@ -77,17 +71,9 @@ def test_subject_headers_sequence_and_bytes_reach_the_configuration(tmp_path: Pa
     assert problems(tmp_path, message, {"key": "a"}, key="{header.X-Tenant}", decode=raw) == []
     assert problems(tmp_path, message, {"key": "eu"}, key="{subject[1]}", decode=raw) == []
     assert problems(tmp_path, message, {"columns": {}}, decode=raw) == []
-
-
-def test_a_subject_that_would_not_be_captured_is_a_difference(tmp_path: Path) -> None:
-    source = {"filter_subjects": ["orders.us.*"]}
-    assert problems(tmp_path, MESSAGE, {"key": "eu"}, source=source) == [
-        "subject: orders.eu.new matches none of source.filter_subjects; it would not be captured"
-    ]
-
-
-def test_dollar_signs_of_payloads_are_not_variables(tmp_path: Path) -> None:
-    message = {"subject": "orders", "payload": '{"region": "${HOME} $$"}'}
+    (line,) = problems(tmp_path, MESSAGE, {"key": "eu"}, source={"filter_subjects": ["orders.us.*"]})
+    assert line == "subject: orders.eu.new matches none of source.filter_subjects; it would not be captured"
+    message = {"subject": "orders", "payload": '{"region": "${HOME} $$"}'}  # which are no variables
     assert problems(tmp_path, message, {"key": "${HOME} $$"}) == []
 
 
@@ -98,24 +84,18 @@ def test_values_compare_by_meaning() -> None:
     assert not any(same(expected, value) for expected, value in different)
 
 
-PROBLEMS = [
-    ("[]", "expected a list of cases, got an empty list"),
-    ("{a: 1}", "expected a list of cases, got a mapping"),
-    (
-        "- {name: a, message: {subjct: b, subject: b}, expect: {key: c}}",
-        "cases[0].message.subjct: unknown setting; did you mean subject?",
-    ),
-    ("- {name: a, message: {subject: b}, expect: {}}", "cases[0].expect.key: nothing is expected"),
-    (
-        "- {name: a, message: {subject: b, payload: c, json: {}}, expect: {key: c}}",
-        "cases[0].message.json: cannot be combined with payload",
-    ),
-    ("- {name: a, message: {subject: b, payload_base64: ä}, expect: {key: c}}", "expected base64"),
-]
+PROBLEMS = {
+    "[]": "expected a list of cases, got an empty list",
+    "{a: 1}": "expected a list of cases, got a mapping",
+    "[{name: a, message: {subjct: b}, expect: {key: c}}]": "[0].message.subjct: unknown setting; did you mean subject?",
+    "[{name: a, message: {subject: b}, expect: {}}]": "cases[0].expect.key: nothing is expected",
+    "[{name: a, message: {subject: b, payload: c, json: {}}, expect: {key: c}}]": "json: cannot be combined with",
+    "[{name: a, message: {subject: b, payload_base64: ä}, expect: {key: c}}]": "expected base64",
+}
 
 
 def test_a_file_of_cases_that_cannot_be_used_is_explained(tmp_path: Path) -> None:
-    for text, problem in PROBLEMS:
+    for text, problem in PROBLEMS.items():
         path = tmp_path / "cases.yaml"
         path.write_text(text)
         with pytest.raises(ConfigError) as raised:
@@ -123,9 +103,7 @@ def test_a_file_of_cases_that_cannot_be_used_is_explained(tmp_path: Path) -> Non
         assert problem in str(raised.value)
 
 
-def test_the_summary_counts_and_the_exit_code_says_whether_all_passed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_summary_counts_and_the_exit_code_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "cases.yaml"
     good = {"name": "good", "message": MESSAGE, "expect": {"key": "eu"}}
     bad = {"name": "bad", "message": MESSAGE, "expect": {"key": "us"}}
@@ -134,6 +112,5 @@ def test_the_summary_counts_and_the_exit_code_says_whether_all_passed(
     assert capsys.readouterr().out == "ok     good\n1 passed\n"
     path.write_text(yaml.safe_dump([good, bad]))
     assert show_one(run(config(), path)) == 1
-    assert capsys.readouterr().out == (
-        'ok     good\nfailed bad\n         key: expected "us", got "eu"\n1 of 2 failed\n'
-    )
+    failed = 'failed bad\n         key: expected "us", got "eu"\n'
+    assert capsys.readouterr().out == f"ok     good\n{failed}1 of 2 failed\n"

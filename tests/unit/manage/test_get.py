@@ -60,9 +60,7 @@ def test_a_broken_link_is_not_overwritten_without_an_output(config: Config) -> N
     assert Path("old.txt").is_symlink()
 
 
-def test_only_an_output_of_a_dash_is_standard_output(
-    config: Config, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
+def test_only_an_output_of_a_dash_is_stdout(config: Config, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     run_get(config, "dir/-", None, as_of=None)
     assert Path("-").read_bytes() == b"contents"
     assert capsysbinary.readouterr().out == b"-: 8 bytes\n"

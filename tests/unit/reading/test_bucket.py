@@ -13,7 +13,7 @@ import pytest
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.reading import bucket as reading
-from tests.support.archives import HOUR, Archive, merge
+from tests.support.archives import HOUR, Archive
 from tests.support.kv import DELETE, PURGE, STREAM, TTLS, Change, Entry, expiring, held, note, second, store
 
 MARKER = {"Nats-Marker-Reason": "Remove"}
@@ -53,11 +53,7 @@ class TestLifetimes:
         assert values(archive, as_of=second(63)).keys() == {"b"}
         later = second(3000)
         assert values(archive, as_of=later, max_age=0).keys() == {"a", "b", "c"}
-        assert values(archive, as_of=later, max_age=timedelta(hours=1)).keys() == {
-            "a",
-            "b",
-            "c",
-        }
+        assert values(archive, as_of=later, max_age=timedelta(hours=1)).keys() == {"a", "b", "c"}
         assert values(archive, as_of=later, max_age="40m").keys() == {"b"}
 
     def test_ttls_are_ignored_where_the_bucket_has_never_allowed_any(self, archive: Archive) -> None:
@@ -80,25 +76,16 @@ class TestLifetimes:
             ttl = choose.choice([None, choose.randrange(1, 60)])
             headers = headers if ttl is None else headers | expiring(str(ttl))
             changes.append((key, headers))
-            entries.append(
-                Entry(
-                    seq=seq,
-                    time=(HOUR + seq) * 1_000_000,
-                    key=key,
-                    put=not {*DELETE, *MARKER} & {*headers},
-                    value=b"v%d" % seq,
-                    ttl=None if ttl is None else ttl * 1_000_000,
-                    clears="Nats-Rollup" in headers or "Nats-Marker-Reason" in headers,
-                )
-            )
+            put, clears = not {*DELETE, *MARKER} & {*headers}, bool({"Nats-Rollup", "Nats-Marker-Reason"} & {*headers})
+            micros, value = None if ttl is None else ttl * 1_000_000, b"v%d" % seq
+            time = (HOUR + seq) * 1_000_000
+            entries.append(Entry(seq=seq, time=time, key=key, put=put, value=value, ttl=micros, clears=clears))
         store(archive, changes[:200])
         store(archive, changes[200:], first=201)
         note(archive, "2026-05-01T00:00:00Z", max_msgs_per_subject=per_key)
         for moment in range(20, 340, 10):
-            expected = {
-                key: value.decode()
-                for key, (_, value) in held(entries, second(moment).timestamp() * 1_000_000, per_key).items()
-            }
+            left = held(entries, second(moment).timestamp() * 1_000_000, per_key)
+            expected = {key: value.decode() for key, (_, value) in left.items()}
             assert values(archive, as_of=second(moment)) == expected
 
 
@@ -108,19 +95,6 @@ class TestArchives:
         store(archive, [("b", {})], first=3, quarantine=True, columns=QUARANTINED)
         store(archive, [("c", {})], first=4, quarantine=True, columns=QUARANTINED)
         assert rows(archive, "key_name", "n", "revision") == [("a", 1, 1), ("b", None, 3), ("c", None, 4)]
-
-    def test_an_entry_that_is_in_both_is_there_once_and_decoded(self, archive: Archive) -> None:
-        for how in [{}, {"history": True}, {"max_msgs_per_subject": 3}]:
-            store(archive, [("a", {})], n=[1])
-            store(archive, [("a", {})], quarantine=True, columns=QUARANTINED)
-            assert rows(archive, "key_name", "n", **how) == [("a", 1)]
-
-    def test_copies_count_once(self, archive: Archive) -> None:
-        one = store(archive, [("a", {}), ("b", {}), ("a", DELETE)])
-        two = store(archive, [("a", DELETE), ("c", {})], first=3)
-        merge(archive.root, [one, two], keep=True)
-        assert rows(archive, "key_name", "revision") == [("b", 2), ("c", 4)]
-        assert len(rows(archive, history=True)) == 4
 
     def test_a_value_with_several_rows_keeps_them_all(self, archive: Archive) -> None:
         store(archive, [("a", {}), ("b", {})], n=[1, 2])
@@ -167,9 +141,7 @@ class TestIncarnations:
         assert values(archive, as_of=second(100)) == {"both": "v1"}
         assert values(archive, as_of=second(3)) == {"old": "v3", "both": "v2"}
 
-    def test_a_bucket_that_was_created_again_starts_anew_without_entries_and_with_any_revision(
-        self, archive: Archive
-    ) -> None:
+    def test_a_bucket_that_was_created_again_starts_anew_with_any_revision(self, archive: Archive) -> None:
         store(archive, [("old", {}), ("both", {})])
         note(archive, second(0).isoformat(), max_msgs_per_subject=1)
         note(archive, second(50).isoformat(), max_msgs_per_subject=1)
@@ -210,26 +182,7 @@ def test_wrong_arguments_are_refused_in_one_line(archive: Archive) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_an_entry_that_is_decoded_while_entries_are_chosen_is_returned(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store(archive, [("a", {}), ("b", {})])
-    bad = archive.root / store(archive, [("a", {})], first=3, quarantine=True, columns=QUARANTINED).path
-    facts_of = reading._facts
-
-    def decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
-        monkeypatch.undo()
-        bad.unlink()
-        store(archive, [("a", {})], first=3)
-        return facts_of(batch)
-
-    monkeypatch.setattr(reading, "_facts", decoded)
-    assert rows(archive, "key_name", "revision") == [("a", 3), ("b", 2)]
-
-
-def test_an_entry_that_is_decoded_while_the_bucket_is_read_is_not_left_out(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_entry_that_is_decoded_meanwhile_is_not_left_out(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the pass that chooses the entries and the one that reads them."""
     store(archive, [("a", {}), ("b", {})])
     bad = archive.root / store(archive, [("c", {})], first=3, quarantine=True, columns=QUARANTINED).path

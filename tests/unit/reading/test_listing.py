@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,16 +22,9 @@ NOON = datetime(2026, 5, 1, 12, tzinfo=UTC)
 def files(tmp_path: Path) -> ArchiveFiles:
     """An archive with an object an hour of four days, each fifth one in a bucket of event time."""
     for hour in range(96):
-        name = ObjectName(
-            stream="ORDERS",
-            key=str(hour % 3),
-            bucket=int((NOON + timedelta(hours=hour - 48)).timestamp()),
-            first_seq=hour + 1,
-            last_seq=hour + 1,
-            rows=1,
-            digest="0" * 16,
-            event_time=hour % 5 == 0,
-        )
+        bucket, seq = int((NOON + timedelta(hours=hour - 48)).timestamp()), hour + 1
+        where: dict[str, Any] = {"stream": "ORDERS", "key": str(hour % 3), "bucket": bucket, "digest": "0" * 16}
+        name = ObjectName(**where, first_seq=seq, last_seq=seq, rows=1, event_time=hour % 5 == 0)
         (tmp_path / name.path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name.path).touch()
     return ArchiveFiles(str(tmp_path), {})
@@ -56,9 +50,7 @@ def test_a_listing_for_a_selection_has_what_may_be_needed(files: ArchiveFiles) -
         assert len(some) <= len(needed) + 2  # names have whole seconds
 
 
-def test_files_are_listed_below_a_directory_alone_and_one_that_cannot_be_listed_is_not_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_is_listed_or_an_error_and_never_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in ("S/key=a/date=x/1.parquet", "S/2.parquet", "T/3.parquet"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(b"12345"[: int(path[-9])])

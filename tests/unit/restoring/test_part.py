@@ -42,13 +42,8 @@ def nanos(seq: int) -> int:
 
 def write(archive: Archive, seqs: list[int], key: str = "a", *, group: int = 0, created: str = CREATED) -> None:
     """An object whose messages follow from their sequences."""
-    name = archive.write(
-        seqs,
-        key,
-        payloads=[b"%d" % seq for seq in seqs],
-        columns={layout.NANOS: pa.array([nanos(seq) for seq in seqs], pa.int16())},
-        created=created,
-    )
+    columns = {layout.NANOS: pa.array([nanos(seq) for seq in seqs], pa.int16())}
+    name = archive.write(seqs, key, payloads=[b"%d" % seq for seq in seqs], columns=columns, created=created)
     if group:
         path = archive.root / name.path
         write_parquet(pq.ParquetFile(path).read(), path, row_group_size=group)
@@ -103,17 +98,6 @@ def test_ranges_have_every_message_once_and_in_order_however_it_is_cut(
     assert restored(archive, chosen) == expected(wanted)
 
 
-def test_small_ranges_are_cut_within_objects(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "PART_BYTES", 2000)
-    monkeypatch.setattr(plan, "LARGEST_PART_BYTES", 2000)
-    write(archive, list(range(1, 1001)), "a", group=100)
-    write(archive, list(range(501, 1501)), "b", group=100)
-    found = planned(archive)
-    assert len(found.parts) > 10
-    assert all(before.last + 1 == after.first for before, after in zip(found.parts, found.parts[1:], strict=False))
-    assert restored(archive, found) == expected(list(range(1, 1501)))
-
-
 def test_of_copies_the_one_with_nanoseconds_counts(archive: Archive) -> None:
     archive.write([1, 2], "a", payloads=[b"1", b"2"])
     write(archive, [2, 3], "b")
@@ -133,25 +117,15 @@ def test_quarantined_messages_have_their_raw_bytes(archive: Archive) -> None:
     archive.write([1], "a", payloads=[b"good"], headers=[[("A", ["1", "2"]), ("B", [""])]])
     raw = b"NATS/1.0\r\nno colon\r\n\r\n"
     for seq, stage, subject, block in (
-        (2, "decode", "orders.x", None),
-        (3, "headers", "orders.x", raw),
+        *((2, "decode", "orders.x", None), (3, "headers", "orders.x", raw)),
         (4, "subject", "orders.\\xff.\\xc3", None),
     ):
-        archive.write(
-            [seq],
-            quarantine=True,
-            subject=subject,
-            payloads=[b"\xff%d" % seq],
-            columns={layout.STAGE: [stage], layout.ERROR: ["why"], layout.RAW_HEADERS: pa.array([block], pa.binary())},
-        )
+        columns = {layout.STAGE: [stage], layout.ERROR: ["why"], layout.RAW_HEADERS: pa.array([block], pa.binary())}
+        archive.write([seq], quarantine=True, subject=subject, payloads=[b"\xff%d" % seq], columns=columns)
     found = restored(archive, planned(archive))
     assert [entry.header for entry in found] == [b"NATS/1.0\r\nA: 1\r\nA: 2\r\nB: \r\n\r\n", b"", raw, b""]
     assert [entry.payload for entry in found] == [b"good", b"\xff2", b"\xff3", b"\xff4"]
     assert [entry.name for entry in found] == [b"orders.new", b"orders.x", b"orders.x", b"orders.\xff.\xc3"]
-
-
-def test_subjects_get_the_prefix(archive: Archive) -> None:
-    write(archive, [1])
     assert restored(archive, planned(archive), "test.eu.")[0].name == b"test.eu.orders.new"
 
 
@@ -238,39 +212,6 @@ def test_a_stream_that_continues_the_sequences_of_an_earlier_one_is_restored_wit
     assert restored(archive, found) == expected(list(range(1, 10)))
 
 
-def test_an_object_of_a_stream_and_of_those_that_it_continues_and_replaces_is_divided(archive: Archive) -> None:
-    hour = 3_600_000_000
-    created = [f"2026-05-01T{number}:00:00Z" for number in (12, 13, 14, 15)]
-    seqs = [1, 2, 3, 1, 2, 3, 4, 1]
-    times = [START + 1 + number * hour + seq for seq, number in zip(seqs, [0, 0, 0, 1, 1, 2, 2, 3], strict=True)]
-    order = sorted(range(8), key=lambda index: seqs[index])
-    archive.write(
-        [seqs[index] for index in order],
-        "a",
-        timestamps=[times[index] for index in order],
-        created=",".join(created),
-    )
-    found = planned(archive, created=created[2])
-    assert (found.continued, found.others, found.begins) == ((created[1],), (created[0], created[3]), 1)
-    assert [(entry.seq, entry.nanoseconds // 1000) for entry in restored(archive, found)] == list(
-        zip(seqs[3:7], times[3:7], strict=True)
-    )
-    assert [entry.nanoseconds // 1000 for entry in restored(archive, planned(archive))] == times[7:]
-
-
-def test_what_only_an_earlier_stream_has_of_the_beginning_is_a_hole(archive: Archive) -> None:
-    write(archive, list(range(1, 11)), "a")
-    write(archive, [6, 7, 8], "b", created=LATER)
-    found = planned(archive)
-    assert (found.continued, found.others, found.begins) == ((), (CREATED,), 1)
-    reading = Reading(files=archive_of(archive))
-    counted = RestoreSurvey.of((survey_part(reading, wanted) for wanted in found.parts), found.begins, 0)
-    assert (counted.first, counted.last) == (6, 8)
-    hole = holes(counted, "ORDERS")
-    assert hole is not None
-    assert hole.startswith("the archive of stream ORDERS lacks 5 sequences at the beginning: 1 to 5. If ")
-
-
 def test_a_sequence_with_two_messages_is_an_error(archive: Archive) -> None:
     write(archive, [1, 2], "a")
     archive.write([2, 3], "b", timestamps=[START + 77, START + 78])
@@ -298,10 +239,7 @@ def test_what_cannot_be_restored_is_said_in_one_line(archive: Archive) -> None:
 
 
 def test_fields_that_are_called_like_columns_of_the_quarantine_are_not_headers(archive: Archive) -> None:
-    columns = {
-        layout.NANOS: pa.array([nanos(1), nanos(2)], pa.int16()),
-        "raw_headers": pa.array([1, 2]),
-        "stage": pa.array(["subject"] * 2),
-    }
+    columns = {"raw_headers": pa.array([1, 2]), "stage": pa.array(["subject"] * 2)}
+    columns |= {layout.NANOS: pa.array([nanos(1), nanos(2)], pa.int16())}
     archive.write([1, 2], "a", payloads=[b"1", b"2"], columns=columns, created=CREATED)
     assert restored(archive, planned(archive)) == expected([1, 2])

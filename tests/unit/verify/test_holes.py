@@ -54,9 +54,7 @@ def expected(stored: set[int], batches: list[tuple[bool, list[int]]], floor: int
 
 @settings(deadline=None)
 @given(st.sets(st.integers(1, 60)), st.sets(st.integers(1, 60)), st.data())
-def test_holes_are_runs_of_messages_that_are_not_stored(
-    stored: set[int], stream: set[int], data: st.DataObject
-) -> None:
+def test_holes_are_runs_of_missing_messages(stored: set[int], stream: set[int], data: st.DataObject) -> None:
     messages = sorted(stream)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(messages)), max_size=5)) | {0, len(messages)})
     batches = [(data.draw(st.booleans()), messages[start:end]) for start, end in pairwise(cuts) if end > start]

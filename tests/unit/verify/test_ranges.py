@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -96,19 +95,6 @@ def test_many_ranges_are_added_at_once(parts: list[tuple[int, int] | list[int]])
     check(found, reference, 0, TOP)
 
 
-@pytest.mark.parametrize("few", [0, 10, CHUNK])
-def test_every_way_to_hold_a_chunk_says_the_same(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_ranges, "FEW", few)
-    chance = random.Random(few)
-    found, reference = Sequences(), set[int]()
-    for _ in range(60):
-        start = chance.randrange(CHUNK // 2, 2 * CHUNK)
-        part = [start + chance.randrange(300) for _ in range(chance.randrange(1, 200))]
-        found.add(np.array(part, np.int64))
-        reference |= set(part)
-        check(found, reference, CHUNK // 2 - 5, 3 * CHUNK)
-
-
 def test_a_chunk_that_has_become_full_takes_no_memory() -> None:
     found = Sequences()
     for start in range(0, CHUNK, 64):
@@ -131,9 +117,3 @@ def test_stretches_hold_all_gaps_and_nothing_far_from_one(parts: list[tuple[int,
     for before, after in pairwise(gaps):
         together = any(start <= before[0] and after[1] <= end for start, end in stretches)
         assert together == (after[0] - before[1] <= close)
-
-
-def test_a_gap_is_as_cheap_as_it_is_empty() -> None:
-    found = Sequences()
-    found.add(np.array([5, 10**15], np.int64))
-    assert ranges(found, 1, 2 * 10**15) == [(1, 4), (6, 10**15 - 1), (10**15 + 1, 2 * 10**15)]
