@@ -12,12 +12,12 @@ import pyarrow as pa
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.schema import ENVELOPE, REPLY
 from jetcapture_py.capture.blocks import BUFFER_OVERHEAD, CHUNK_OVERHEAD, TOGETHER, Block, Blocks
 from jetcapture_py.capture.sealing import Amount, SealRules
 from jetcapture_py.ledger import Ledger, Memory
 from jetcapture_py.transform.keys import group
 from tests.support.examples import examples
+from tests.unit.capture.test_blocks import numbers_of, rows_of
 
 Place = tuple[str | None, int, bool]
 MAX_AGE = 10.0
@@ -38,13 +38,7 @@ class Model:
 
 def batch_of(numbers: list[int], firsts: list[bool], size: int, several: bool) -> pa.RecordBatch:
     """Rows with these numbers; `firsts` says which begin a message, if any message has `several`."""
-    known = {
-        layout.SEQ: pa.array(numbers, pa.int64()),
-        layout.PAYLOAD: pa.array([b"%d " % number + b"x" * size for number in numbers], pa.binary()),
-        REPLY: pa.array([b"ack.%d" % number for number in numbers], pa.binary()),
-    }
-    arrays = [known.get(each.name, pa.nulls(len(numbers), each.type)) for each in ENVELOPE]
-    rows = pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE)
+    rows = rows_of(numbers, [b"%d " % number + b"x" * size for number in numbers])
     if several:
         places = np.arange(len(numbers)) - np.maximum.accumulate(np.where(firsts, np.arange(len(numbers)), 0))
         rows = rows.append_column(layout.ROW, pa.array(places, pa.int32()))
@@ -55,19 +49,6 @@ OVERHEAD = CHUNK_OVERHEAD + BUFFER_OVERHEAD * sum(
     len(column.buffers()) for column in batch_of([0], [True], 0, several=True).columns
 )
 """Bytes that a batch costs beside its rows: for the envelope's columns, those nested in them, and `_nats_row`."""
-
-
-def numbers_of(block: Block) -> list[int]:
-    """The numbers of the block's rows; everything else in a row says the same."""
-    found: list[int] = []
-    for rows in block.batches():
-        numbers = rows.column(layout.SEQ).to_pylist()
-        assert rows.column(REPLY).to_pylist() == [b"ack.%d" % number for number in numbers]
-        assert [payload.split()[0] for payload in rows.column(layout.PAYLOAD).to_pylist()] == [
-            b"%d" % number for number in numbers
-        ]
-        found += numbers
-    return found
 
 
 messages = st.lists(
@@ -128,12 +109,9 @@ class AnyOrder(RuleBasedStateMachine):
             firsts += [True] + [False] * (count - 1)
         if batch:
             self.batches.append((range(start, self.next), size))
-        rows, runs = group(
-            batch_of(list(range(start, self.next)), firsts, size, several),
-            pa.array(keys, pa.string()),
-            np.array(buckets, np.int64),
-        )
-        found = self.blocks.add(rows, runs, self.now, quarantine=quarantine)
+        rows = batch_of(list(range(start, self.next)), firsts, size, several)
+        grouped, runs = group(rows, pa.array(keys, pa.string()), np.array(buckets, np.int64))
+        found = self.blocks.add(grouped, runs, self.now, quarantine=quarantine)
         if self.limited:
             self.take(found)
         else:

@@ -21,7 +21,6 @@ digits = st.one_of(
     st.integers(0, 2**63 + 2).map(str),
     st.sampled_from(["", "-1", "+1", " 1", "0x1", "1e3", "1.", "٣", "9" * 19, "0" * 19, str(2**63)]),
 ).map(str.encode)
-plain = st.integers(1, 99).map(lambda n: b"%d" % n)
 tokens = st.sampled_from(
     [b"$JS", b"ACK", STREAM.encode(), CONSUMER.encode(), b"hub", b"h4sh", b"x", b"", b"\xff", b"_"]
 )

@@ -39,9 +39,6 @@ class Number(str):
     __slots__ = ()
 
 
-# ------------------------------------------------------------------ the reference
-
-
 def parsed(payload: bytes) -> Any:
     """The document; numbers as they were written. Of a repeated field the last one counts."""
 
@@ -157,8 +154,6 @@ def reference(columns: dict[str, Any], payload: bytes) -> dict[str, Any] | None:
         return None
 
 
-# ------------------------------------------------------------------ what is tried
-
 plain_types = st.sampled_from([*INTEGERS, "float32", "float64", "bool", "string", "binary", "date", "timestamp"])
 decimals = st.integers(1, 20).flatmap(lambda p: st.integers(0, p).map(lambda s: f"decimal({p},{s})"))
 types = st.recursive(
@@ -200,28 +195,9 @@ numbers = st.one_of(
     st.sampled_from(ODD_NUMBERS),
 )
 moments = st.datetimes(timezones=st.sampled_from([UTC, dt.timezone(dt.timedelta(hours=-7))])).map(dt.datetime.isoformat)
-ODD_TEXTS = [
-    "2026-02-30",
-    "0000-01-01",
-    "2026-01-01T00:00:00",
-    "2026-01-01T00:00:00.123456789Z",
-    "2026-01-01T24:00:00Z",
-    "2026-01-01T00:00:60Z",
-    "0001-01-01T00:00:00+01:00",
-    "9999-12-31T23:59:59-01:00",
-    "2026-01-01T00:00:00+24:00",
-    "2026-1-1",
-    "1.50",
-    "-7",
-    "1e2",
-    "+1",
-    "0x1",
-    " 1",
-    "YQ",
-    "YQ==",
-    "Y Q==",
-    "true",
-]
+ODD_TEXTS = ["2026-02-30", "0000-01-01", "2026-1-1", "2026-01-01T00:00:00", "2026-01-01T00:00:00.123456789Z"]
+ODD_TEXTS += ["2026-01-01T24:00:00Z", "2026-01-01T00:00:60Z", "0001-01-01T00:00:00+01:00", "9999-12-31T23:59:59-01:00"]
+ODD_TEXTS += ["2026-01-01T00:00:00+24:00", "1.50", "-7", "1e2", "+1", "0x1", " 1", "YQ", "YQ==", "Y Q==", "true"]
 texts = st.one_of(
     st.text(max_size=6),
     st.binary(max_size=6).map(lambda data: base64.b64encode(data).decode()),
@@ -245,9 +221,8 @@ def values(kind: Any) -> st.SearchStrategy[str]:
             items = st.lists(values(inner), max_size=3)
             return st.one_of(items.map(lambda found: f"[{', '.join(found)}]"), anything)
         if what == "map":
-            pairs = st.lists(
-                st.tuples(st.sampled_from(["k", "l", "é", ""]), values(inner)), max_size=3, unique_by=first
-            )
+            keys = st.sampled_from(["k", "l", "é", ""])
+            pairs = st.lists(st.tuples(keys, values(inner)), max_size=3, unique_by=lambda pair: pair[0])
             return st.one_of(pairs.map(object_text), anything)
         fields = st.tuples(*(st.tuples(st.just(name), values(of)) for name, of in inner))
         return st.one_of(fields.map(object_text), fields.map(lambda found: object_text(found[1:])), anything)
@@ -257,43 +232,16 @@ def values(kind: Any) -> st.SearchStrategy[str]:
     return st.one_of(likely, likely, anything)
 
 
-def first(pair: tuple[str, str]) -> str:
-    return pair[0]
-
-
 def object_text(pairs: Any) -> str:
     return "{" + ", ".join(f"{json.dumps(name)}: {value}" for name, value in pairs) + "}"
 
 
 DEEP = 200_000
 """Levels that no Python decodes; 3.13 decodes 9,000."""
-BROKEN = (
-    b"",
-    b"{",
-    b'{"a":',
-    b"1}",
-    b"[]",
-    b"null",
-    b'{"a": 1}{"a": 2}',
-    b'{"a": 1}\n{"a": 2}',
-    b'{"z": "\xff"}',
-    b"\0",
-    b" \n",
-    b'{"a": 1},{"a": 2}',
-    b'{"a": 1},',
-    b'{"a": [1',
-    b"1], [2",
-    b"2]}",
-    b'{"z": "',
-    b'"}',
-    b'{"z": "\n"}',
-    b'{"z": NaN}',
-    b'{"z": "\\ud800"}',
-    b'{"z": %b' % (b"[" * DEEP),
-    b'{"z": %b%b}' % (b"[" * DEEP, b"]" * DEEP),
-    b"/*",
-    b"*/ {}",
-)
+BROKEN = [b"", b"{", b'{"a":', b"1}", b"[]", b"null", b"\0", b" \n", b"/*", b"*/ {}", b'{"a": 1},', b'{"z": "\n"}']
+BROKEN += [b'{"a": 1},{"a": 2}', b'{"z": "\\ud800"}', b'{"z": "\xff"}']
+BROKEN += [b'{"a": 1}{"a": 2}', b'{"a": 1}\n{"a": 2}', b'{"a": [1', b"1], [2", b"2]}", b'{"z": "', b'"}', b'{"z": NaN}']
+BROKEN += [b'{"z": %b' % (b"[" * DEEP), b'{"z": %b%b}' % (b"[" * DEEP, b"]" * DEEP)]
 """Not one is an object in JSON, though some would be with what comes before or after them."""
 
 
@@ -316,22 +264,15 @@ def batches(draw: st.DrawFn) -> tuple[dict[str, Any], list[bytes]]:
 def same(found: Any, expected: Any) -> bool:
     """Equal, and of the same sort: True is not 1 here; -0.0 may be 0.0."""
     if isinstance(expected, dict):
-        return (
-            isinstance(found, dict)
-            and found.keys() == expected.keys()
-            and all(same(found[name], expected[name]) for name in expected)
-        )
-    if isinstance(expected, list):
-        return isinstance(found, list) and len(found) == len(expected) and all(map(same, found, expected))
-    if isinstance(expected, tuple):
-        return isinstance(found, tuple) and all(map(same, found, expected))
+        alike = isinstance(found, dict) and found.keys() == expected.keys()
+        return alike and all(same(found[name], expected[name]) for name in expected)
+    if isinstance(expected, list | tuple):
+        return type(found) is type(expected) and len(found) == len(expected) and all(map(same, found, expected))
     return type(found) is type(expected) and bool(found == expected)
 
 
 @given(batches())
-def test_each_message_gives_what_its_own_bytes_say_by_the_declared_types(
-    case: tuple[dict[str, Any], list[bytes]],
-) -> None:
+def test_each_message_gives_what_its_own_bytes_say(case: tuple[dict[str, Any], list[bytes]]) -> None:
     columns, payloads = case
     decoder = ObjectDecoder({name: declared(kind) for name, kind in columns.items()})
     expected = [reference(columns, payload) for payload in payloads]
@@ -344,19 +285,8 @@ def test_each_message_gives_what_its_own_bytes_say_by_the_declared_types(
         assert same(outcomes(decoder.decode(batch_of([payload])), 1), [row]), payload
 
 
-KINDS = [
-    *INTEGERS,
-    "float32",
-    "float64",
-    "bool",
-    "string",
-    "binary",
-    "date",
-    "timestamp",
-    "decimal(3,0)",
-    "decimal(5,2)",
-]
-KINDS += ["decimal(20,0)", "decimal(38,3)", "epoch s", "epoch ms", "epoch us", "epoch ns"]
+KINDS = [*INTEGERS, "float32", "float64", "bool", "string", "binary", "date", "timestamp", "decimal(3,0)"]
+KINDS += ["decimal(5,2)", "decimal(20,0)", "decimal(38,3)", "epoch s", "epoch ms", "epoch us", "epoch ns"]
 
 
 def test_every_notable_value_by_every_type() -> None:
@@ -368,19 +298,6 @@ def test_every_notable_value_by_every_type() -> None:
             assert same(row, reference({"a": kind}, payload)), payload
 
 
-def test_every_day_and_time_of_a_grid_is_read_if_it_exists() -> None:
-    years = ("2023", "2024", "1900", "2000", "9999", "0001", "0400")
-    days = [f"{year}-{month:02}-{day:02}" for year in years for month in range(14) for day in range(33)]
-    minutes, seconds, hours = (0, 59, 60), (0, 59, 60), (0, 9, 19, 20, 23, 24, 30)
-    zones = [f"{sign}{hour:02}:{minute:02}" for sign in "+-" for hour in hours for minute in minutes]
-    clocks = [f"{hour:02}:{minute:02}:{second:02}" for hour in hours for minute in minutes for second in seconds]
-    moments = [f"2026-05-06T{clock}{zone}" for clock in clocks for zone in (*zones, "Z", ".5Z", ".1234567Z")]
-    for kind, texts in (("date", days), ("timestamp", moments)):
-        payloads = [b'{"a": "%b"}' % text.encode() for text in texts]
-        rows = outcomes(ObjectDecoder({"a": declared(kind)}).decode(batch_of(payloads)), len(payloads))
-        assert rows == [reference({"a": kind}, payload) for payload in payloads]
-
-
 def repeats(payload: bytes, columns: dict[str, Any]) -> bool:
     """Whether a declared field is there more than once."""
     names: list[str] = []
@@ -389,8 +306,6 @@ def repeats(payload: bytes, columns: dict[str, Any]) -> bool:
         names = [name for name, _ in pairs if name in columns] if isinstance(pairs, list) else []
     return len(names) > len(set(names))
 
-
-# ------------------------------------------------------------------ inferred columns
 
 scalars = st.none() | st.booleans() | st.integers(-(2**66), 2**66) | st.floats(-1e9, 1e9) | st.text("ab1", max_size=3)
 documents = st.dictionaries(
@@ -426,9 +341,7 @@ def widened(value: Any, to: pa.DataType) -> Any:
 
 
 @given(st.lists(flat, min_size=1, max_size=4), st.lists(flat, max_size=3))
-def test_what_came_before_widens_a_row_and_changes_nothing_else(
-    batch: list[dict[str, Any]], before: list[dict[str, Any]]
-) -> None:
+def test_what_came_before_widens_a_row_and_no_more(batch: list[dict[str, Any]], before: list[dict[str, Any]]) -> None:
     decoder = InferringDecoder()
     decoder.decode(batch_of([json.dumps(document).encode() for document in before]))
     decoded = decoder.decode(batch_of([json.dumps(document).encode() for document in batch]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import posixpath
-from typing import Any
 from urllib.parse import unquote
 
 import hypothesis.strategies as st
@@ -15,10 +14,8 @@ from hypothesis import example, given
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.archive.schema import ENVELOPE, HEADERS_TYPE
 from jetcapture_py.store.objects import root_of
-from jetcapture_py.transform.batch import MessageBatch
-from jetcapture_py.transform.keys import TemplateKey, buckets
+from jetcapture_py.transform.keys import buckets
 
 unicode = st.characters(exclude_categories=["Cs"])
 keys = st.one_of(
@@ -92,80 +89,6 @@ def test_every_name_is_read_back_from_its_path(name: ObjectName) -> None:
     assert layout.parse_path(f"x/{name.path}") is None
     assert name.path.startswith(f"{name.directory}/")
 
-
-# ------------------------------------------------------------------ templates
-
-parts = st.one_of(
-    st.sampled_from(["{subject}", "{header.A}", "{header.B-b}", "{region}", "{key}", "{n}", "{nested.a}", "{none}"]),
-    st.integers(0, 5).map(lambda n: f"{{subject[{n}]}}"),
-    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="{}"), max_size=4),
-)
-messages = st.fixed_dictionaries(
-    {
-        "subject": st.lists(st.sampled_from(["orders", "eu", "größe", "1", "*"]), min_size=1, max_size=5).map(".".join),
-        "headers": st.none()
-        | st.dictionaries(st.sampled_from(["A", "a", "B-b"]), st.lists(st.text("xy", max_size=2), max_size=2)),
-        "region": st.none() | st.text("eu/.", max_size=3),
-        "key_": st.none() | st.text("kl", max_size=2),
-        "n": st.none() | st.integers(-5, 5),
-        "nested": st.none() | st.fixed_dictionaries({"a": st.none() | st.text("z", max_size=1)}),
-    }
-)
-
-
-def reference(template: list[str], message: dict[str, Any]) -> str | None:
-    """The key of one message: its parts one after another, and none when one of them is missing."""
-    found = []
-    for part in template:
-        inner = part[1:-1]
-        value: Any = None
-        if not part.startswith("{"):
-            value = part
-        elif inner == "subject":
-            value = message["subject"]
-        elif inner.startswith("subject["):
-            tokens, place = message["subject"].split("."), int(inner[8:-1])
-            value = tokens[place] if place < len(tokens) else None
-        elif inner.startswith("header."):
-            values = (message["headers"] or {}).get(inner[7:])
-            value = values[0] if values else None
-        elif inner == "nested.a":
-            value = (message["nested"] or {}).get("a")
-        elif inner == "key":
-            value = message["key_"]
-        elif inner != "none":
-            value = message[inner]
-        if value is None:
-            return None
-        found.append(str(value))
-    return "".join(found)
-
-
-@given(st.lists(parts, max_size=4), st.lists(messages, max_size=6))
-def test_a_template_gives_each_message_what_its_own_parts_give(
-    template: list[str], batch: list[dict[str, Any]]
-) -> None:
-    headers = [None if m["headers"] is None else list(m["headers"].items()) for m in batch]
-    known = {
-        layout.SUBJECT: pa.array([m["subject"] for m in batch], pa.string()),
-        layout.HEADERS: pa.array(headers, HEADERS_TYPE),
-    }
-    arrays = [known.get(field.name, pa.nulls(len(batch), field.type)) for field in ENVELOPE]
-    rows = MessageBatch(stream="S", rows=pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE))
-    fields = pa.RecordBatch.from_pydict(
-        {
-            "region": pa.array([m["region"] for m in batch], pa.string()),
-            "key_": pa.array([m["key_"] for m in batch], pa.string()),
-            "n": pa.array([m["n"] for m in batch], pa.int64()),
-            "nested": pa.array([m["nested"] for m in batch], pa.struct([("a", pa.string())])),
-        }
-    )
-    found = TemplateKey("".join(template))(rows, fields).to_pylist()
-    expected = [reference(template, message) for message in batch]
-    assert list(map(normal, found)) == list(map(normal, expected))
-
-
-# ------------------------------------------------------------------ buckets
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 intervals = st.sampled_from([seconds for seconds in range(1, 86_401) if 86_400 % seconds == 0])

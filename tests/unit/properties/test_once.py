@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import combinations
+from typing import Any
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
@@ -41,18 +40,10 @@ def read(objects: Stored) -> list[tuple[Place, Message]]:
 
 def name_of(place: Place, messages: Sequence[Message]) -> ObjectName:
     """The name, by the format's rules alone."""
-    ordered = sorted(messages)
-    return ObjectName(
-        stream="S",
-        key=place[0],
-        bucket=place[1],
-        first_seq=ordered[0][0],
-        last_seq=ordered[-1][0],
-        rows=len(ordered),
-        digest=layout.digest(
-            np.array([seq for seq, _ in ordered], "<i8").tobytes(), np.array([t for _, t in ordered], "<i8").tobytes()
-        ),
-    )
+    seqs, times = np.array(sorted(messages), "<i8").T
+    digest = layout.digest(seqs.tobytes(), times.tobytes())
+    where: dict[str, Any] = {"stream": "S", "key": place[0], "bucket": place[1], "digest": digest}
+    return ObjectName(**where, first_seq=int(seqs[0]), last_seq=int(seqs[-1]), rows=len(seqs))
 
 
 def subsets(messages: Sequence[Message]) -> Iterator[tuple[Message, ...]]:
@@ -94,33 +85,3 @@ def test_too_many_ranges_or_objects_are_left_to_the_engine() -> None:
         assert len(resolved.unresolved) == unresolved
     many = [name_of(("a", 0), [(seq, 1)]) for seq in range(MAX_OBJECTS + 1)]
     assert resolve(many, lambda _: pytest.fail("it was read")).unresolved == many
-
-
-places = st.sampled_from([("a", 0), ("a", 900), (None, 0), ("None", 0), ("__HIVE_DEFAULT_PARTITION__", 0)])
-
-
-@given(
-    st.lists(
-        st.tuples(places, st.lists(st.tuples(st.integers(1, 12), st.sampled_from([0, 1])), min_size=1, max_size=8)),
-        max_size=6,
-    ),
-    st.data(),
-)
-def test_copies_compactions_and_later_lives_are_read_once(
-    blocks: list[tuple[Place, list[Message]]], data: st.DataObject
-) -> None:
-    """Blocks are stored; some are delivered again in part; some are merged, and their sources are there still."""
-    contents = [(place, sorted({(seq, life * 1000 + seq) for seq, life in found})) for place, found in blocks]
-    for place, content in list(contents):
-        if data.draw(st.booleans()):
-            again = content[: data.draw(st.integers(1, len(content)))]
-            contents.append((place, again))
-    for place in {place for place, _ in contents}:
-        sources = [content for where, content in contents if where == place]
-        if len(sources) > 1 and data.draw(st.booleans()):
-            contents.append((place, sorted({message for content in sources for message in content})))
-            if data.draw(st.booleans()):
-                contents.remove((place, sources[0]))
-    objects = {name_of(place, content): content for place, content in contents}
-    expected = {(place, message) for place, content in contents for message in content}
-    assert read(objects) == sorted(expected, key=repr)

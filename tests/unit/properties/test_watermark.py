@@ -40,32 +40,15 @@ def merged(marks: list[ConsumerWatermark]) -> ConsumerWatermark | None:
     return None if data is None else ConsumerWatermark.decode(data, "S", "")
 
 
-@given(marks, st.none() | marks)
-def test_a_merge_says_all_that_either_said_of_the_present_stream(
-    new: ConsumerWatermark, there: ConsumerWatermark | None
-) -> None:
-    result = merged([mark for mark in (there, new) if mark is not None])
-    assert result is not None
-    assert result.time == max(new.time, there.time if there else new.time)
-    if there is not None and there.created == new.created != "":
-        assert result.seq == max(new.seq, there.seq)
-    else:
-        assert (result.seq, result.created) == (new.seq, new.created)
-
-
 @given(st.lists(lives, min_size=1, max_size=5), st.randoms(use_true_random=False))
-def test_within_one_life_of_the_stream_the_order_of_writing_does_not_matter(
-    found: list[ConsumerWatermark], chance: Any
-) -> None:
+def test_within_one_incarnation_the_order_of_writing_is_the_same(found: list[ConsumerWatermark], chance: Any) -> None:
     shuffled = found.copy()
     chance.shuffle(shuffled)
     assert merged(found) == merged(shuffled) == merged([*shuffled, *found])
 
 
 @given(st.lists(st.tuples(marks, st.integers(0, 10**8)), min_size=1, max_size=6))
-def test_after_a_write_no_time_lies_further_in_the_future_than_clocks_may_differ(
-    written: list[tuple[ConsumerWatermark, int]],
-) -> None:
+def test_no_time_lies_further_in_the_future_than_clocks_differ(written: list[tuple[ConsumerWatermark, int]]) -> None:
     """Whatever the clocks were when the others were written."""
     data: bytes | None = None
     for mark, now in written:
@@ -83,9 +66,7 @@ def test_after_a_write_no_time_lies_further_in_the_future_than_clocks_may_differ
     st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12), st.integers(0, 3)), max_size=12),
     st.integers(0, 5),
 )
-def test_no_watermark_promises_a_time_that_a_message_above_the_floor_has(
-    gaps: list[int], history: list[tuple[int, int, int]], ahead: int
-) -> None:
+def test_no_time_is_promised_above_the_floor(gaps: list[int], history: list[tuple[int, int, int]], ahead: int) -> None:
     """`gaps` are microseconds between a stream's messages; `history` says which were seen, and where the floor was."""
     times = [sum(gaps[: n + 1]) for n in range(len(gaps))]  # of sequence 1, 2, …
     observer = Observer("S", "c")
