@@ -28,12 +28,6 @@ def test_every_command_explains_itself_with_a_short_option() -> None:
         assert "-h, --help" in short.output
 
 
-def test_no_summary_is_cut_off_on_a_narrow_terminal() -> None:
-    for words in ((), ("quarantine",), ("spark",)):
-        listed = CliRunner().invoke(app, [*words, "--help"], env={"COLUMNS": "80"}).output
-        assert "..." not in listed.partition("[ARGS]...")[2]
-
-
 def test_commands_are_listed_in_the_order_of_use() -> None:
     listed = CliRunner().invoke(app, ["--help"]).output
     there = re.findall(r"^  ([a-z]+) ", listed.partition("Set up:")[2], re.MULTILINE)

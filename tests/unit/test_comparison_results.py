@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.compare import claims, page, results
+from benchmarks.compare import claims, page
 from benchmarks.compare.__main__ import standard
 from benchmarks.compare.formats import FORMATS
 from benchmarks.compare.measure import Measured
@@ -32,12 +32,6 @@ def test_a_ratio_is_the_median_of_the_rounds_and_not_the_ratio_of_medians() -> N
     assert found.ratio((BASE, "a"), (BASE, "limit"), rate) == pytest.approx(0.5)
 
 
-def test_a_round_that_only_one_of_them_has_does_not_count() -> None:
-    found = Results(runs={(BASE, "a"): {0: measured(4), 1: measured(1)}, (BASE, "b"): {0: measured(1)}})
-    assert found.ratio((BASE, "a"), (BASE, "b"), rate) == pytest.approx(0.25)
-    assert found.ratio((BASE, "a"), (BASE, "c"), rate) is None
-
-
 def test_claims_hold_at_their_bound_and_not_beyond_it() -> None:
     runs = {
         (BASE, "limit"): {0: measured(9)},
@@ -58,58 +52,6 @@ def test_claims_hold_at_their_bound_and_not_beyond_it() -> None:
     }
 
 
-def test_a_busy_machine_many_keys_and_replicas_are_compared_with_the_scenario_without_them() -> None:
-    large, bundled = replace(BASE, size=10_000, messages=500), replace(MANY, bundles=16, messages=500)
-    runs = {
-        (BASE, "jetcapture-json"): {0: measured(10)},
-        (large, "limit"): {0: measured(4)},
-        (large, "jetcapture-columns"): {0: measured(2, cpu=0.9, size=12)},
-        (large, "jetcapture-json"): {0: measured(4)},
-        (large, "jet-capture"): {0: measured(4)},
-        (large, "nats-py"): {0: measured(2.9, cpu=1.0, size=10)},
-        (replace(large, busy=2), "jetcapture-json"): {0: measured(10)},
-        (replace(large, busy=2), "jet-capture"): {0: measured(9)},
-        (bundled, "jetcapture-json"): {0: measured(5)},
-        (replace(BASE, replicas=3), "jetcapture-json"): {0: measured(10.6)},
-    }
-    found = {claim.what: (round(claim.ratio or 0, 2), claim.holds) for claim in claims.claims(Results(runs=runs))}
-    assert found == {
-        "columns, 10 KB, rate, against jet-capture": (2, True),
-        "columns, 10 KB, rate, against the plain nats-py loop": (1.45, False),
-        "columns, 10 KB, CPU, against the plain nats-py loop": (0.9, True),
-        "columns, 10 KB, bytes stored, against the plain nats-py loop": (1.2, True),
-        "json, 500 messages of 10,000 B, 4 keys, 2 busy loops beside, rate, against none": (0.4, True),
-        "json, 500 messages of 10,000 B, 4 keys, 2 busy loops beside, that ratio, against jet-capture's": (0.9, False),
-        "json, CPU of a message, 10,000 keys in 16 bundles against 4": (2, True),
-        "json, rate, 3 replicas against 1": (0.94, False),
-    }
-
-
-def test_the_standard_run_has_everything_that_is_claimed() -> None:
-    names = ["limit", "jetcapture-raw", "jetcapture-json", "jetcapture-columns", "nats-py", "jet-capture"]
-    runs = {case: {0: measured(1, size=1)} for case in standard(1000, names)}
-    found = [claim.what for claim in claims.claims(Results(runs=runs))]
-    for what in ("raw, 1 KB", "raw, 10 KB", "columns, 10 KB", "2 busy loops", "16 bundles", "3 replicas"):
-        assert any(what in each for each in found)
-
-
-def test_the_table_has_a_line_for_each_runner_and_remarks_tell_what_went_twice() -> None:
-    twice = replace(measured(1), redelivered=3, stored=Stored(objects=1, bytes=10, rows=1005, different=1000))
-    found = Results(
-        runs={(BASE, "a"): {0: twice}},
-        missing={"b": "Go is not on the PATH"},
-        failed={(MANY, "a"): "999 of 1000 messages are stored"},
-    )
-    header, _, line = results.table(found, BASE).splitlines()
-    assert header.count("|") == line.count("|")
-    assert line.startswith("| a | 1,000 | 1,000 to 1,000 | 0.2 |  | 1000.00 |")
-    assert list(results.remarks(found)) == [
-        "a, 1,000 messages of 250 B, 4 keys: 3 redelivered, 5 stored more than once",
-        "a, 1,000 messages of 250 B, 10,000 keys: failed: 999 of 1000 messages are stored",
-        "b did not take part: Go is not on the PATH",
-    ]
-
-
 def test_the_page_and_the_readme_have_every_runner_of_the_standard_run() -> None:
     names = list(runners(None))
     outcome = Results(runs={case: {0: measured(1, size=1_000_000)} for case in standard(1000, names)})
@@ -122,7 +64,4 @@ def test_the_page_and_the_readme_have_every_runner_of_the_standard_run() -> None
     assert table.startswith("2026-11-28, 1,000 messages of 250 B, 4 keys:")
     assert all(f"| {title} |" in table for title in page.NAMES.values())
     assert page.replaced(f"a\n{page.BEGIN}\nold\n{page.END}\nb", "new") == f"a\n{page.BEGIN}\n\nnew\n{page.END}\nb"
-
-
-def test_the_page_and_the_readme_have_the_marks_between_which_the_tables_are() -> None:
     page.check()

@@ -77,14 +77,9 @@ def leads_somewhere(page: str, target: str) -> bool:
 
 
 def test_every_link_leads_somewhere() -> None:
-    links = [
-        (page, target)
-        for page in PAGES
-        for target in re.findall(
-            r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```$", "", read(page), flags=re.DOTALL | re.MULTILINE)
-        )
-        if "://" not in target
-    ]
+    prose = {page: re.sub(r"^```.*?^```$", "", read(page), flags=re.DOTALL | re.MULTILINE) for page in PAGES}
+    targets = [(page, target) for page in PAGES for target in re.findall(r"\]\(([^)\s]+)\)", prose[page])]
+    links = [(page, target) for page, target in targets if "://" not in target]
     assert len(links) > 100
     assert not [link for link in links if not leads_somewhere(*link)]
 
@@ -95,18 +90,17 @@ def test_every_page_is_linked_from_the_readme_or_the_list_of_decisions() -> None
     assert set(PAGES) - {"README.md"} == linked
 
 
-def test_the_tables_of_settings_are_those_of_the_model() -> None:
+def test_the_tables_are_those_of_the_model_the_tests_and_the_chart() -> None:
     generate = generator()
-    text = generate.PAGE.read_text()
-    assert generate.page(text) == text, "run `make docs`"
+    for path, make in (
+        *((generate.PAGE, generate.page), (generate.COMPATIBILITY, generate.compatibility)),
+        (generate.KUBERNETES, generate.values),
+    ):
+        assert make(path.read_text()) == path.read_text(), "run `make docs`"
     described = first_cells(section("docs/configuration.md", "All settings"))
     assert {"nats.tls.ca", "source.max_ack_pending", "store.concurrency", "key", "drain_timeout"} <= described
-
-
-def test_the_tables_of_compatibility_are_those_of_the_tests() -> None:
-    generate = generator()
-    text = generate.COMPATIBILITY.read_text()
-    assert generate.compatibility(text) == text, "run `make docs`"
+    described = first_cells(section("docs/kubernetes.md", "Values"))
+    assert {"config", "autoscaling.lagSeconds", "jobs.NAME.schedule"} <= described
 
 
 def test_the_supported_versions_are_those_that_are_tested() -> None:
@@ -119,14 +113,6 @@ def test_the_supported_versions_are_those_that_are_tested() -> None:
     assert f"| {pythons[0]} to {pythons[-1]} |" in supported
     spark = next(text for text in project["optional-dependencies"]["spark"] if text.startswith("pyspark"))
     assert f"PySpark {spark.removeprefix('pyspark>=').partition(',')[0]} " in supported
-
-
-def test_the_table_of_values_is_that_of_the_chart() -> None:
-    generate = generator()
-    text = generate.KUBERNETES.read_text()
-    assert generate.values(text) == text, "run `make docs`"
-    described = first_cells(section("docs/kubernetes.md", "Values"))
-    assert {"config", "autoscaling.lagSeconds", "jobs.NAME.schedule"} <= described
 
 
 def events(path: Path) -> Iterator[str]:
@@ -162,9 +148,8 @@ def test_every_alert_has_a_runbook_and_no_other() -> None:
     groups = yaml.safe_load((REPOSITORY / "examples" / "monitoring" / "alerts.yaml").read_text())["groups"]
     severities = {rule["alert"]: rule["labels"]["severity"] for group in groups for rule in group["rules"]}
     text = section("docs/monitoring.md", "Runbooks")
-    runbooks = re.findall(
-        r"^### (\w+)\n\n\*(\w+)\.\* .+?- \*\*See:\*\* .+?- \*\*Do:\*\* ", text, re.DOTALL | re.MULTILINE
-    )
+    form = r"^### (\w+)\n\n\*(\w+)\.\* .+?- \*\*See:\*\* .+?- \*\*Do:\*\* "
+    runbooks = re.findall(form, text, re.DOTALL | re.MULTILINE)
     assert dict(runbooks) == severities
 
 
@@ -214,13 +199,8 @@ def test_what_a_proof_says_in_the_documents_is_what_it_says() -> None:
     first, last = moment("11:20:00.000123"), moment("11:20:59.001234")
     problem = "it promises everything up to 12000, but sequence 4101 is not stored"
     wrong = finding(Kind.WATERMARK, Severity.WARNING, problem)
-    report = replace(
-        with_holes(replace(hole(4101, 4200), first_time=first, last_time=last), more=(wrong,)),
-        up_to=12_000,
-        up_to_time=moment("12:00:00.123456"),
-        objects=119,
-        bytes=431_522,
-    )
+    report = with_holes(replace(hole(4101, 4200), first_time=first, last_time=last), more=(wrong,))
+    report = replace(report, up_to=12_000, up_to_time=moment("12:00:00.123456"), objects=119, bytes=431_522)
     assert sample.text == f"$ jetcapture verify config.yaml\n{report.as_text()}\n"
     command, verdict, *lines = repaired.text.splitlines()
     assert (command, verdict.split(":")[0]) == ("$ jetcapture verify config.yaml --repair", "complete")
@@ -258,11 +238,8 @@ def test_every_package_is_in_the_architecture() -> None:
 
 
 def test_every_file_of_the_repository_that_a_page_names_is_there() -> None:
-    named = [
-        (page, path)
-        for page in PAGES
-        for path in re.findall(r"`((?:jetcapture_py|spark_jobs|examples|tests|benchmarks|docs)/[\w./*-]+)`", read(page))
-    ]
+    form = r"`((?:jetcapture_py|spark_jobs|examples|tests|benchmarks|docs)/[\w./*-]+)`"
+    named = [(page, path) for page in PAGES for path in re.findall(form, read(page))]
     assert len(named) > 50
     assert not [(page, path) for page, path in named if not list(REPOSITORY.glob(path.rstrip("/")))]
 

@@ -22,9 +22,7 @@ def section(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_login_comes_from_a_file_a_context_the_environment_or_the_configuration(
-    section: Path, tmp_path: Path
-) -> None:
+def test_a_login_is_of_a_file_a_context_the_environment_or_the_configuration(section: Path, tmp_path: Path) -> None:
     found = login(section, None, None, default=DEFAULT, env={"P": "s3cret", "NATS_USER": "other"})
     assert (found.servers, found.user, found.tls is not None) == (("tls://a", "tls://b"), "me", True)
     assert found.password is not None

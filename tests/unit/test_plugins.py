@@ -10,9 +10,7 @@ import pytest
 from jetcapture_py import plugins
 
 
-def test_an_interrupt_that_code_raises_itself_is_an_error_like_any_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_that_code_raises_is_an_error_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "interrupting.py").write_text("raise KeyboardInterrupt")
     monkeypatch.syspath_prepend(str(tmp_path))
     with ThreadPoolExecutor(1) as thread:

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jetcapture_py.archive import encodings as encodings_of
 from jetcapture_py.archive import footer, layout
 from jetcapture_py.archive import writer as encode
 from jetcapture_py.archive.layout import BlockId
@@ -239,32 +238,12 @@ def test_of_a_few_rows_only_what_is_long_is_compressed_and_the_first_column_whic
     assert found["note"] == found[layout.STREAM] == "ZSTD"
 
 
-def test_what_repeats_itself_at_length_is_compressed_more_and_what_does_not_is_not() -> None:
-    chance = random.Random(0)
-    texts = [" ".join(chance.choice(["garden", "winter", "keyboard"]) for _ in range(100)) for _ in range(200)]
-    text, noise = [text.encode() for text in texts], [chance.randbytes(400) for _ in range(200)]
-    for payloads, levels in ((text, [{layout.PAYLOAD: 3, "note": 3}, None]), (noise, [None, None])):
-        rows = batch(plain(200), note=pa.array(payloads))
-        place = rows.schema.get_field_index(layout.PAYLOAD)
-        table = pa.table(rows.set_column(place, layout.PAYLOAD, pa.array(payloads)))
-        found = [encodings_of.settings(table, codec, by_key=False) for codec in ("zstd", "gzip")]
-        assert [each["compression_level"] for each in found] == levels
-
-
 def test_payloads_that_are_too_small_to_compress_are_written_however_much_they_repeat() -> None:
     for count in range(60, 130):
         payloads = pa.array([b"{}"] * count, pa.binary())
         rows = batch([(seq, seq) for seq in range(1, count + 1)])
         rows = rows.set_column(rows.schema.get_field_index(layout.PAYLOAD), layout.PAYLOAD, payloads)
         assert read(write(rows))[layout.PAYLOAD].combine_chunks() == payloads
-
-
-def test_how_rows_are_cut_into_batches_does_not_change_the_file() -> None:
-    chance = random.Random(0)
-    rows = batch(plain(3000), id=[chance.randrange(2600) for _ in range(3000)])
-    cuts = [[0, 3000], [0, 1, 100, 3000], [0, 500, 600, 3000]]
-    files = [write(*(rows.slice(start, end - start) for start, end in pairwise(cut))) for cut in cuts]
-    assert len({encodings(file)["id"] for file in files}) == 1
 
 
 def test_batches_whose_columns_drifted_are_written_together() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,25 +48,6 @@ def yaml_problems(text: str, **env: str) -> tuple[str, ...]:
 
 def yaml_with(text: str, **env: str) -> model.Config:
     return model.loads("source: {stream: ORDERS, consumer: archive}\nstore: {url: /data}\n" + text, env)
-
-
-def test_the_defaults_are_the_contract() -> None:
-    found = model.parse(MINIMAL)
-    assert found.nats.servers == ("nats://127.0.0.1:4222",)
-    assert found.nats.inbox_prefix == "_INBOX"
-    assert found.nats.tls is None
-    assert (found.source.create, found.source.filter_subjects) == (True, ())
-    assert (found.source.deliver_policy, found.source.replay_policy) == ("all", "instant")
-    assert (found.source.ack_wait, found.source.max_ack_pending, found.source.batch) == (120.0, 50_000, 5_000)
-    assert (found.decode.format, found.decode.columns, found.decode.keep_payload) == ("raw", {}, True)
-    assert found.key == "{subject}"
-    assert (found.block.interval, found.block.max_age) == (900.0, 900.0)
-    assert (found.block.max_bytes, found.block.max_messages) == (128 << 20, 1_000_000)
-    assert (found.block.format, found.block.compression) == ("parquet", "zstd")
-    assert (found.store.options, found.store.concurrency, found.store.retry_for) == ({}, 4, math.inf)
-    assert (found.limits.memory, found.limits.open_blocks) == (1 << 30, 1_000)
-    assert (found.log.format, found.log.level, found.drain_timeout) == ("auto", "info", 60.0)
-    assert found.warnings() == ()
 
 
 REFUSED = {
@@ -183,11 +163,8 @@ def test_every_wrong_setting_is_named_at_once() -> None:
         "store: required, but not set",
         "blck: unknown setting; did you mean block?",
     )
-
-
-def test_a_file_that_is_no_mapping_is_refused() -> None:
-    for data in (None, [], "text", 5):
-        (problem,) = problems_of(data)
+    for other in (None, [], "text", 5):
+        (problem,) = problems_of(other)
         assert problem.startswith("expected a mapping of settings, got ")
 
 
@@ -272,14 +249,11 @@ def test_secrets_are_in_no_repr_dump_or_schema() -> None:
     assert not [text for text in shown if SECRET in text]
 
 
-def test_variables_are_replaced_after_yaml_was_read() -> None:
+def test_variables_are_replaced_after_yaml_was_read_and_take_the_type_of_their_setting() -> None:
     hostile = "x\nstore: {url: s3://evil}\n# ${HOME} 'a' \"b\""
     found = yaml_with("nats: {user: u, password: '${P}'}\n", P=hostile)
     assert found.nats.password == SecretStr(hostile)
     assert found.store.url == "/data"
-
-
-def test_a_variable_takes_the_type_of_its_setting() -> None:
     text = "nats: {user: u, password: ${P}}\nblock: {max_messages: ${N}, max_age: ${A}}\nlimits: {memory: ${M}}\n"
     text += "decode: {keep_payload: ${K}, format: ${F:-json}}\n"
     # In flow style braces would end the mapping, so people quote or use block style; both give the same.
@@ -351,14 +325,6 @@ def test_yaml_reads_as_its_version_1_2_says() -> None:
     assert yaml_problems(text)[0].startswith("block.interval: expected a duration such as 15m")
 
 
-def test_store_options_are_handed_on_as_plain_values() -> None:
-    text = "source: {stream: A, consumer: b}\n"
-    text += "store: {url: 's3://b', options: {key: '${K}', anon: false, client_kwargs: {a: ['${K}', 1, null]}}}"
-    options = model.loads(text, {"K": "v"}).store.options
-    assert options == {"key": "v", "anon": False, "client_kwargs": {"a": ["v", 1, None]}}
-    assert type(options["key"]) is str
-
-
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     missing, binary = tmp_path / "missing.yaml", tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00")
@@ -371,9 +337,14 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 def test_a_file_is_loaded_with_variables_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "jetcapture.yaml"
-    path.write_text("\ufeffsource: {stream: '${STREAM}', consumer: b}\nstore: {url: /data}\n", "utf-8")
+    options = "{key: '${STREAM}', anon: false, client_kwargs: {a: ['${STREAM}', 1, null]}}"
+    store = f"{{url: 's3://b', options: {options}}}"
+    path.write_text(f"\ufeffsource: {{stream: '${{STREAM}}', consumer: b}}\nstore: {store}\n", "utf-8")
     monkeypatch.setenv("STREAM", "ORDERS")
-    assert model.load(path).source.stream == model.load(str(path)).source.stream == "ORDERS"
+    found = model.load(path)
+    assert found == model.load(str(path))
+    assert found.source.stream == "ORDERS"
+    assert found.store.options == {"key": "ORDERS", "anon": False, "client_kwargs": {"a": ["ORDERS", 1, None]}}
 
 
 def test_the_schema_describes_every_setting_and_closes_every_section() -> None:

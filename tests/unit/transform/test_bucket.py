@@ -10,7 +10,7 @@ import pytest
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.schema import ENVELOPE
-from jetcapture_py.transform.batch import Decoded, Failure, MessageBatch, decode_checked
+from jetcapture_py.transform.batch import MessageBatch, decode_checked
 from jetcapture_py.transform.decode import RawDecoder, make_decoder
 from jetcapture_py.transform.decode.json_inferred import InferringDecoder
 from jetcapture_py.transform.kv import BucketDecoder, operations_of
@@ -91,20 +91,3 @@ def test_fields_called_like_columns_of_the_bucket_are_renamed_without_a_collisio
     assert found.fields.to_pylist() == [{"key_name": "a", "operation": "put", "revision": 7, **renamed}]
     assert found.columns is not None
     assert set(found.columns.names) == renamed.keys(), "known columns are passed on under their names"
-
-
-class _Wrong:
-    """A decoder that returns too few rows for several messages."""
-
-    def decode(self, batch: MessageBatch) -> Decoded:
-        if len(batch) == 1 and batch.column(layout.PAYLOAD)[0].as_py() == b"bad":
-            failures = (Failure(index=0, stage="mine", error="bad"),)
-            return Decoded(pa.RecordBatch.from_arrays([], []), messages=pa.array([], pa.int32()), failures=failures)
-        return Decoded(fields=pa.RecordBatch.from_pydict({"n": [1]}))
-
-
-def test_a_decoder_that_breaks_its_promise_is_asked_for_each_value_alone() -> None:
-    found = decoded(_Wrong(), ("$KV.s.a", b"1", PUT), ("$KV.s.b", b"", DELETE), ("$KV.s.c", b"bad", PUT))
-    given = {"key_name": "a", "operation": "put", "revision": 7, "n": 1}
-    deleted = {"key_name": "b", "operation": "delete", "revision": 8, "n": None}
-    assert found == [given, deleted, None]

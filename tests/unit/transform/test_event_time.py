@@ -86,7 +86,7 @@ def test_a_number_counts_the_configured_unit() -> None:
         assert places(prepare(header(str(number)), time="header.X-Time", time_unit=unit)) == {1: NOON}
 
 
-def test_messages_without_a_sane_time_are_quarantined_alone() -> None:
+def test_messages_without_a_sane_time_are_quarantined_alone_or_take_the_streams() -> None:
     values = ["", "soon", "2026-05-01", "2200-01-01T00:00:00Z"]
     prepared = prepare(header("2026-05-01T12:00:00Z"), *map(header, values), Sent(), time="header.X-Time")
     assert places(prepared) == {1: NOON}
@@ -95,9 +95,6 @@ def test_messages_without_a_sane_time_are_quarantined_alone() -> None:
     *unreadable, missing = errors(prepared)
     assert all(value in error for value, error in zip(values, unreadable, strict=True))
     assert missing == 'the message has no "header.X-Time", which block.time names'
-
-
-def test_with_the_fallback_a_message_without_a_time_takes_the_streams() -> None:
     messages = [header("2026-05-01T12:00:00Z"), header("soon"), Sent(seconds=2000)]
     found = prepare(*messages, time="header.X-Time", time_fallback="timestamp")
     assert places(found) == {1: NOON, 2: 900, 3: 1800}

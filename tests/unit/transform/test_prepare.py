@@ -286,17 +286,11 @@ def test_headers_that_cannot_be_read_are_kept_raw_in_the_quarantine() -> None:
     assert prepared.rows.column("value").to_pylist() == [1, 4]
 
 
-def test_payloads_are_dropped_where_they_are_not_kept_but_never_from_the_quarantine() -> None:
-    prepared = prepare(b"a", b"fail", decoder=Scripted(), keep_payload=False)
+def test_a_message_in_quarantine_lies_in_the_bucket_of_its_time_without_a_key_and_keeps_its_payload() -> None:
+    failing = [Sent(b"fail", seconds=seconds) for seconds in (0, 950, 10)]
+    prepared = prepare(*failing, b"a", decoder=Scripted(), key="k", keep_payload=False)
     assert layout.PAYLOAD not in prepared.rows.schema.names
-    assert prepared.rows.schema.names[-1] == "value"
-    assert prepared.quarantine.column(layout.PAYLOAD).to_pylist() == [b"fail"]
-
-
-def test_a_message_in_quarantine_lies_in_the_bucket_of_its_time_without_a_key() -> None:
-    prepared = prepare(
-        Sent(b"fail", seconds=0), Sent(b"fail", seconds=950), Sent(b"fail", seconds=10), decoder=Scripted(), key="k"
-    )
+    assert prepared.quarantine.column(layout.PAYLOAD).to_pylist() == [b"fail"] * 3
     assert {(run.key, run.bucket, run.length) for run in prepared.quarantine_runs} == {(None, 0, 2), (None, 900, 1)}
     assert all(reply.startswith(b"$JS.ACK.") for reply in prepared.quarantine.column(REPLY).to_pylist())
 
@@ -312,14 +306,6 @@ def test_redelivered_messages_are_counted_and_strays_left_out() -> None:
     prepared = preparer(messages)
     assert (prepared.messages, prepared.redelivered, prepared.strays) == (3, 2, 1)
     assert prepared.rows.column(layout.DELIVERED).to_pylist() == [1, 2, 9]
-
-
-def test_an_empty_batch_gives_nothing() -> None:
-    for decoder in (RawDecoder(), Scripted(), InferringDecoder()):
-        for key in ("", "k", "{subject}", "{x}"):
-            prepared = prepare(decoder=decoder, key=key)
-            assert (prepared.rows.num_rows, prepared.quarantine.num_rows, prepared.messages) == (0, 0, 0)
-            assert (tuple(prepared.runs), tuple(prepared.quarantine_runs)) == ((), ())
 
 
 def test_fields_called_like_the_envelope_take_nobodys_place() -> None:
