@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import logging
 import os
 import signal
@@ -68,6 +70,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=turn)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
+
+
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
     """A command that was run in this process has set up logging for all of it."""
@@ -104,6 +116,18 @@ def nats_server(tmp_path: Path) -> Iterator[Callable[..., NatsServer]]:
             return stack.enter_context(NatsServer(tmp_path / f"nats-{count}", extra_config, command=command))
 
         yield start
+
+
+@pytest.fixture
+def server(nats_server: Callable[..., NatsServer]) -> NatsServer:
+    """A server of the test's own."""
+    return nats_server()
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """Where a capture stores."""
+    return tmp_path / "archive"
 
 
 @pytest.fixture(scope="session")
