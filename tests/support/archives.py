@@ -107,12 +107,7 @@ def encoded(
     }
     arrays = [columns.get(field.name, pa.nulls(len(found), field.type)) for field in ENVELOPE]
     encoder = Encoder(
-        stream=stream,
-        interval=900,
-        compression="zstd",
-        stream_created=created,
-        consumer="archive",
-        key_rule=key_rule,
+        stream=stream, interval=900, compression="zstd", stream_created=created, consumer="archive", key_rule=key_rule
     )
     block = BlockId(key=None if quarantine else key, bucket=bucket, quarantine=quarantine)
     batch = pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE)
@@ -125,21 +120,24 @@ def lay_out(
     root: Path, messages: Mapping[Identity, str | None], bundles: int, *, bucket: int = 1_700_000_100
 ) -> list[ObjectName]:
     """Store messages, of which each has its key, as a capture does: one object for each key, or for each bundle."""
-    placed: defaultdict[tuple[str | None, str], list[Identity]] = defaultdict(list)
+    placed: defaultdict[str | None, list[Identity]] = defaultdict(list)
     for each, key in messages.items():
-        placed[(None, bundle_of(key, bundles)) if bundles else (key, "")].append(each)
-    encoder = Encoder(stream="ORDERS", interval=900, compression="zstd", consumer="archive", bundles=bundles)
+        placed[bundle_of(key, bundles) if bundles else key].append(each)
     names = []
-    for (key, bundle), found in placed.items():
-        table = encoded(found).data
-        rows = pq.ParquetFile(pa.BufferReader(table)).read().drop_columns([layout.STREAM, layout.KEY])
-        rows = rows.append_column(REPLY, pa.nulls(len(found), pa.binary())).combine_chunks()
-        if bundle:
-            rows = rows.append_column(layout.KEY, pa.array([messages[each] for each in sorted(found)], pa.string()))
-        block = BlockId(key=key, bucket=bucket, bundle=bundle)
-        stored = encoder.encode(block, "age", rows.to_batches())
-        put(root, stored)
-        names.append(stored.name)
+    for found in map(sorted, placed.values()):
+        keys = [messages[each] for each in found]
+        names.append(
+            Archive(root, bundles).write(
+                [seq for seq, _ in found],
+                keys[0],
+                bucket=bucket,
+                timestamps=[time for _, time in found],
+                payloads=[b"%d" % seq for seq, _ in found],
+                columns={layout.KEY: pa.array(keys, pa.string())} if bundles else {},
+                interval=900,
+                consumer="archive",
+            )
+        )
     return names
 
 
@@ -197,7 +195,6 @@ def write_parquet(
 
 
 def by_place(names: Iterable[ObjectName]) -> list[list[ObjectName]]:
-    """The objects of each key or bundle."""
     found: defaultdict[tuple[str | None, str], list[ObjectName]] = defaultdict(list)
     for name in names:
         found[name.key, name.bundle].append(name)
@@ -237,7 +234,6 @@ def tangle(root: Path, key: str) -> None:
 
 
 def strip(path: Path) -> None:
-    """Write an object again, without what proves it."""
     table = pq.ParquetFile(path).read()
     proof = (b"jetcapture.checksum", b"jetcapture.footer_checksum", b"jetcapture.digest")
     metadata = {key: value for key, value in table.schema.metadata.items() if key not in proof}

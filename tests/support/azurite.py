@@ -41,7 +41,6 @@ def serve(home: Path) -> Iterator[str]:
 
 
 def upload(connection: str, root: Path) -> None:
-    """Put the archive at `root` into a new container."""
     with BlobServiceClient.from_connection_string(connection) as service:
         container = service.create_container("archive")
         for path in sorted(root.rglob("*.parquet")):

@@ -18,7 +18,6 @@ from cryptography.x509.oid import NameOID
 
 
 def seed_of(prefix: bytes) -> tuple[str, str]:
-    """A new NKey: its seed and its public key."""
     seed = nkeys.encode_seed(os.urandom(32), prefix)
     pair = nkeys.from_seed(bytearray(seed))
     return seed.decode(), pair.public_key.decode()
@@ -83,7 +82,6 @@ def decentralised(directory: Path) -> str:
 
 
 def token(seed: str, subject: str, claims: dict[str, Any]) -> str:
-    """A NATS JWT about `subject`, signed with `seed`."""
     pair = nkeys.from_seed(bytearray(seed.encode()))
     header = {"typ": "JWT", "alg": "ed25519-nkey"}
     body = {"iat": 1, "iss": pair.public_key.decode(), "name": subject[:1], "sub": subject, "nats": claims}

@@ -32,12 +32,10 @@ class Block:
 
 
 def read(page: str) -> str:
-    """Return a page's text, by its path in the repository."""
     return (REPOSITORY / page).read_text()
 
 
 def blocks(page: str, language: str | None = None) -> list[Block]:
-    """Return the blocks of a page, of one language or of all."""
     found, end = [], 0
     text = read(page)
     for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
@@ -49,7 +47,6 @@ def blocks(page: str, language: str | None = None) -> list[Block]:
 
 
 def every(language: str) -> list[Block]:
-    """Return the blocks of one language of all pages."""
     return [block for page in PAGES for block in blocks(page, language)]
 
 

@@ -66,7 +66,6 @@ def identities(rows: list[dict[str, Any]]) -> list[tuple[int, datetime, int]]:
 
 
 def selected(message: Message, selection: Selection) -> bool:
-    """Return whether the message is in the selection."""
     time = message.timestamp if message.time is None or message.bad else message.time
     return (
         (selection.start is None or message.timestamp >= selection.start)
@@ -79,7 +78,6 @@ def selected(message: Message, selection: Selection) -> bool:
 
 @some.composite
 def selections(draw: some.DrawFn, archive: RandomArchive) -> Selection:
-    """Draw bounds at or beside messages, and keys."""
     times = {moment for message in archive.messages for moment in (message.timestamp, message.time) if moment}
     bounds: some.SearchStrategy[datetime | None] = some.none() | some.sampled_from(
         sorted(moment + step for moment in times for step in (-MICROSECOND, timedelta(), MICROSECOND))

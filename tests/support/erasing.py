@@ -59,7 +59,6 @@ def plain(name: str, data: bytes) -> Iterator[bytes]:
 
 
 def _pages(data: bytes) -> Iterator[bytes]:
-    """The pages of Parquet, also those of dictionaries, decompressed."""
     metadata = pq.read_metadata(pa.BufferReader(data))
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
         for chunk in map(group.column, range(group.num_columns)):

@@ -70,21 +70,12 @@ message Row {
 }
 """
 NAMES = (
-    "",
-    "plain",
-    'quoted "name"',
-    "comma, and\nline break",
-    "Zürich 東京 🎉",
-    "a\r\nb",
-    '"',
-    "null",
-    " space ",
-    None,
+    *("", "plain", 'quoted "name"', "comma, and\nline break", "Zürich 東京 🎉", "a\r\nb", '"', "null"),
+    *(" space ", None),
 )
 
 
 def rows(count: int, seed: int = 1) -> list[Row]:
-    """Random rows."""
     chance = random.Random(seed)
     return [
         {
@@ -102,7 +93,7 @@ def rows(count: int, seed: int = 1) -> list[Row]:
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Format:
     """A format: its settings in a configuration, how a row is written and read by another library, what is hostile.
 
@@ -166,38 +157,23 @@ def _from_msgpack(payload: bytes) -> Row:
 
 
 def _hostile_msgpack(chance: random.Random, payload: bytes) -> bytes:
-    def with_value(name: str, value: Any) -> bytes:
-        found = msgpack.unpackb(payload)
-        return bytes(msgpack.packb({**found, name: value}))
-
-    return chance.choice(
-        [
-            lambda: payload[: chance.randrange(1, len(payload))],
-            lambda: payload + b"\0",
-            lambda: b"",
-            lambda: b"\xc1",
-            lambda: bytes(msgpack.packb([1, 2])),
-            lambda: with_value("id", "7"),
-            lambda: with_value("id", 1.0),
-            lambda: with_value("id", 2**63),
-            lambda: with_value("small", 2**31),
-            lambda: with_value("flag", 1),
-            lambda: with_value("name", b"bytes"),
-            lambda: with_value("price", "1.005"),
-            lambda: with_value("price", "1e30"),
-            lambda: with_value("day", "2026-02-30"),
-            lambda: with_value("at", "yesterday"),
-            lambda: with_value("at", msgpack.ExtType(5, b"12345678")),
-            lambda: with_value("at", msgpack.Timestamp(2**40)),
-            lambda: with_value("tags", ["a", 1]),
-            lambda: b"\x81\xa4name\xa2\xff\xfe",
-            lambda: b"\x81\xa4tags\xdd\xff\xff\xff\xff",
-            lambda: b"\x81\xa4name\xdb\xff\xff\xff\xff",
-            lambda: b"\xdf\xff\xff\xff\xff",
-            lambda: b"\x81\xa4more" + b"\x91" * 50_000,
-            lambda: b"\x81\xa4more" + b"\x91" * 50_000 + b"\xc0",
-        ]
-    )()
+    changes: dict[str, tuple[Any, ...]] = {
+        "id": ("7", 1.0, 2**63),
+        "small": (2**31,),
+        "flag": (1,),
+        "name": (b"bytes",),
+        "price": ("1.005", "1e30"),
+        "day": ("2026-02-30",),
+        "at": ("yesterday", msgpack.ExtType(5, b"12345678"), msgpack.Timestamp(2**40)),
+        "tags": (["a", 1],),
+    }
+    found = msgpack.unpackb(payload)
+    changed = [msgpack.packb({**found, name: value}) for name, values in changes.items() for value in values]
+    cut = payload[: chance.randrange(1, len(payload))]
+    deep = b"\x81\xa4more" + b"\x91" * 50_000
+    others = [cut, payload + b"\0", b"", b"\xc1", msgpack.packb([1, 2]), b"\xdf\xff\xff\xff\xff", deep, deep + b"\xc0"]
+    others += [b"\x81\xa4name\xa2\xff\xfe", b"\x81\xa4tags\xdd\xff\xff\xff\xff", b"\x81\xa4name\xdb\xff\xff\xff\xff"]
+    return chance.choice([*changed, *others])
 
 
 # ------------------------------------------------------------------ CSV
@@ -246,69 +222,37 @@ def _from_csv(delimiter: str) -> Callable[[bytes], Row]:
     return decode
 
 
+_GOOD = {"id": "1", "name": "a", "amount": "1.5", "price": "1.50", "at": "2026-01-01T00:00:00Z", "day": "2026-01-01"}
+_GOOD |= {"flag": "true", "small": "1", "tags": "[]"}
+_WRONG = {
+    "name": ('"open', 'open"', 'a"b"', '"a"b', "a\rb", "a\nb", "\udcff", "\udced\udca0\udc80"),
+    "tags": ('"', "[1]", "[" * 50_000),
+    "id": ('"1', "1.0", " 1", "0x10", "1_000", "9223372036854775808", "9" * 100_000),
+    "small": ("2147483648",),
+    "amount": ("1e400", "nan"),
+    "price": (
+        *("1.005", "10000000000.00", str(2**128 + 1), f"-{2**127}.00", "9" * 5000, "1e-41", "0.5e-60", "1e-10000000"),
+        *("1e-99999999", "1e99999999", "1e99999999999999999999", "9999999999.99" + "9" * 26),
+    ),
+    "flag": ("yes", "1"),
+    "at": ("2026-01-01T00:00:00",),
+    "day": ("2026-02-30",),
+}
+"""What CSV has in fields: good values, and for each field wrong ones."""
+
+
 def _hostile_csv(delimiter: str) -> Callable[[random.Random, bytes], bytes]:
-    def fields(**changed: str) -> bytes:
-        good = {"id": "1", "name": "a", "amount": "1.5", "price": "1.50", "at": "2026-01-01T00:00:00Z"}
-        good |= {"day": "2026-01-01", "flag": "true", "small": "1", "tags": "[]"}
-        return delimiter.join((good | changed).values()).encode("utf-8", "surrogateescape")
-
-    def hostile(chance: random.Random, payload: bytes) -> bytes:
-        return chance.choice(
-            [
-                lambda: b"",
-                lambda: b"\n",
-                lambda: fields() + delimiter.encode() + b"one more",
-                lambda: fields().rpartition(delimiter.encode())[0],
-                lambda: b"\n" + fields(),
-                lambda: fields() + b"\n" + fields(),
-                lambda: fields(name='"open'),
-                lambda: fields(name='open"'),
-                lambda: fields(name='a"b"'),
-                lambda: fields(name='"a"b'),
-                lambda: fields(tags='"'),
-                lambda: b'"' + fields(),
-                lambda: fields(name="a\rb"),
-                lambda: fields(name="a\nb"),
-                lambda: fields(name="\udcff"),
-                lambda: fields(name="\udced\udca0\udc80"),
-                lambda: fields(id="1.0"),
-                lambda: fields(id=" 1"),
-                lambda: fields(id="0x10"),
-                lambda: fields(id="1_000"),
-                lambda: fields(id="9223372036854775808"),
-                lambda: fields(id="9" * 100_000),
-                lambda: fields(small="2147483648"),
-                lambda: fields(amount="1e400"),
-                lambda: fields(amount="nan"),
-                lambda: fields(price="1.005"),
-                lambda: fields(price="10000000000.00"),
-                lambda: fields(price=str(2**128 + 1)),
-                lambda: fields(price=f"-{2**127}.00"),
-                lambda: fields(price="9" * 5000),
-                lambda: fields(price="1e-41"),
-                lambda: fields(price="0.5e-60"),
-                lambda: fields(price="1e-10000000"),
-                lambda: fields(price="1e-99999999"),
-                lambda: fields(price="1e99999999"),
-                lambda: fields(price="1e99999999999999999999"),
-                lambda: fields(price="9999999999.99" + "9" * 26),
-                lambda: fields(flag="yes"),
-                lambda: fields(flag="1"),
-                lambda: fields(at="2026-01-01T00:00:00"),
-                lambda: fields(day="2026-02-30"),
-                lambda: fields(tags="[1]"),
-                lambda: fields(tags="[" * 50_000),
-            ]
-        )()
-
-    return hostile
+    mark, good = delimiter.encode(), delimiter.join(_GOOD.values()).encode()
+    rows = [{**_GOOD, name: value} for name, values in _WRONG.items() for value in values]
+    hostile = [delimiter.join(row.values()).encode("utf-8", "surrogateescape") for row in rows]
+    hostile += [b"", b"\n", good + mark + b"one more", good.rpartition(mark)[0], b"\n" + good, good + b"\n" + good]
+    return lambda chance, _: chance.choice(hostile)
 
 
 # ------------------------------------------------------------------ Avro
 
 
 def zigzag(number: int) -> bytes:
-    """A number as Avro writes it."""
     value, found = number << 1 ^ number >> 63, bytearray()
     while value & ~0x7F:
         found.append(value & 0x7F | 0x80)
@@ -331,41 +275,28 @@ def _from_avro(payload: bytes) -> Row:
 
 
 def _hostile_avro(chance: random.Random, payload: bytes) -> bytes:
-    def parts(**changed: bytes) -> bytes:
-        good = {"id": zigzag(1), "name": zigzag(1) + zigzag(1) + b"a", "amount": struct.pack("<d", 1.5)}
-        good |= {"price": zigzag(1) + b"\x7d", "at": zigzag(10**15), "day": zigzag(1), "flag": b"\1"}
-        good |= {"small": zigzag(1), "tags": zigzag(0)}
-        return b"".join((good | changed).values())
-
-    return chance.choice(
-        [
-            lambda: payload[: chance.randrange(1, len(payload))],
-            lambda: payload + b"\0",
-            lambda: b"",
-            lambda: parts(id=b"\xff" * 11),
-            lambda: parts(name=zigzag(5)),
-            lambda: parts(name=zigzag(1) + zigzag(2) + b"\xff\xfe"),
-            lambda: parts(name=zigzag(1) + zigzag(2**40) + b"a"),
-            lambda: parts(name=zigzag(1) + zigzag(-3) + b"a"),
-            lambda: parts(price=zigzag(8) + b"\x7f" * 8),
-            lambda: parts(price=zigzag(2**50)),
-            lambda: parts(at=zigzag(2**62)),
-            lambda: parts(day=zigzag(2**30)),
-            lambda: parts(small=zigzag(2**31)),
-            lambda: parts(tags=zigzag(2**55)),
-            lambda: parts(tags=zigzag(1) + zigzag(1)),
-            lambda: parts(tags=b""),
-            lambda: b'{"id": 1}',
-            lambda: b"\xc3\x01\0\0\0\0\0\0\0\0" + payload,
-        ]
-    )()
+    good = {"id": zigzag(1), "name": zigzag(1) + zigzag(1) + b"a", "amount": struct.pack("<d", 1.5)}
+    good |= {"price": zigzag(1) + b"\x7d", "at": zigzag(10**15), "day": zigzag(1), "flag": b"\1"}
+    good |= {"small": zigzag(1), "tags": zigzag(0)}
+    text = zigzag(1)
+    wrong = {
+        "id": (b"\xff" * 11,),
+        "name": (zigzag(5), text + zigzag(2) + b"\xff\xfe", text + zigzag(2**40) + b"a", text + zigzag(-3) + b"a"),
+        "price": (zigzag(8) + b"\x7f" * 8, zigzag(2**50)),
+        "at": (zigzag(2**62),),
+        "day": (zigzag(2**30),),
+        "small": (zigzag(2**31),),
+        "tags": (zigzag(2**55), zigzag(1) + zigzag(1), b""),
+    }
+    found = [b"".join({**good, name: value}.values()) for name, values in wrong.items() for value in values]
+    found += [payload[: chance.randrange(1, len(payload))], payload + b"\0", b"", b'{"id": 1}']
+    return chance.choice([*found, b"\xc3\x01\0\0\0\0\0\0\0\0" + payload])
 
 
 # ------------------------------------------------------------------ protobuf
 
 
 def descriptor_set(directory: Path, text: str = PROTO) -> Path:
-    """What protoc writes for a .proto file with `text`."""
     (directory / "row.proto").write_text(text)
     path = directory / "row.pb"
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{directory}", "--include_imports"]
@@ -374,7 +305,6 @@ def descriptor_set(directory: Path, text: str = PROTO) -> Path:
 
 
 def message_class(path: Path, name: str) -> Any:
-    """Google's class for a type in a descriptor set."""
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()).file:
         pool.Add(file)  # type: ignore[no-untyped-call]
@@ -420,65 +350,31 @@ def _hostile_protobuf(chance: random.Random, payload: bytes) -> bytes:
             length.append(size & 0x7F | 0x80)
             size >>= 7
         deep = b"\x52" + bytes([*length, size]) + deep
-    return chance.choice(
-        [
-            lambda: payload + b"\x12\x05a",
-            lambda: payload + b"\x0a",
-            lambda: b"\x12\x01\xff",
-            lambda: payload + b"\x4a\x02\xc3\x28",
-            lambda: b"\x09" + bytes(8),
-            lambda: b"\x08" + b"\xff" * 11,
-            lambda: b"\x12\xff\xff\xff\xff\x07",
-            lambda: b"\x12\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
-            lambda: b"\x1d" + bytes(4),
-            lambda: b"\x10\x01",
-            lambda: b"\x52\x02\x10\x01",
-            lambda: b"\x0c",
-            lambda: b"\x07",
-            lambda: b"\x52" * 100_000,
-            lambda: b"\x5b" * 100_000,
-            lambda: deep,
-            lambda: b"\x2a\x0a\x08" + b"\xff" * 8 + b"\x7f",
-            lambda: b"\x2a\x0b\x10" + b"\xff" * 9 + b"\x01",
-            lambda: b'{"id": 1}',
-        ]
-    )()
+    found = [payload + end for end in (b"\x12\x05a", b"\x0a", b"\x4a\x02\xc3\x28")]
+    found += [b"\x12\x01\xff", b"\x09" + bytes(8), b"\x08" + b"\xff" * 11, b"\x12" + b"\xff" * 4 + b"\x07"]
+    found += [b"\x12" + b"\xff" * 8 + b"\x7f", b"\x1d" + bytes(4), b"\x10\x01", b"\x52\x02\x10\x01", b"\x0c", b"\x07"]
+    found += [b"\x52" * 100_000, b"\x5b" * 100_000, deep, b"\x2a\x0a\x08" + b"\xff" * 8 + b"\x7f"]
+    return chance.choice([*found, b"\x2a\x0b\x10" + b"\xff" * 9 + b"\x01", b'{"id": 1}'])
 
 
 def formats(directory: Path) -> dict[str, Format]:
     """All formats; their schemas are written to `directory`."""
     (directory / "row.avsc").write_text(json.dumps(AVRO))
+    columns = {"columns": COLUMNS}
+    avro_settings = {"schema": str(directory / "row.avsc"), **columns}
     found = {
-        "msgpack": Format(
-            settings={"columns": COLUMNS},
-            encode=_msgpack,
-            reference=_from_msgpack,
-            hostile=_hostile_msgpack,
-        ),
-        "avro": Format(
-            settings={"schema": str(directory / "row.avsc"), "columns": COLUMNS},
-            encode=_avro,
-            reference=_from_avro,
-            hostile=_hostile_avro,
-        ),
+        "msgpack": Format(columns, _msgpack, _from_msgpack, _hostile_msgpack),
+        "avro": Format(avro_settings, _avro, _from_avro, _hostile_avro),
     }
     for name, delimiter in (("csv", ","), ("tsv", "\t")):
-        found[name] = Format(
-            settings={"columns": COLUMNS},
-            encode=_csv(delimiter),
-            reference=_from_csv(delimiter),
-            hostile=_hostile_csv(delimiter),
-        )
+        found[name] = Format(columns, _csv(delimiter), _from_csv(delimiter), _hostile_csv(delimiter))
     path = descriptor_set(directory)
     kind = message_class(path, "shop.v1.Row")
     found["protobuf"] = Format(
-        settings={"schema": str(path), "message": "shop.v1.Row", "columns": COLUMNS_OF_PROTOBUF},
-        encode=_protobuf(kind),
-        reference=_from_protobuf(kind),
-        hostile=_hostile_protobuf,
-        stored=lambda row: {**row, "price": str(row["price"]), "day": (row["day"] - EPOCH).days},
+        {"schema": str(path), "message": "shop.v1.Row", "columns": {**COLUMNS, "price": "string", "day": "int32"}},
+        _protobuf(kind),
+        _from_protobuf(kind),
+        _hostile_protobuf,
+        lambda row: {**row, "price": str(row["price"]), "day": (row["day"] - EPOCH).days},
     )
     return found
-
-
-COLUMNS_OF_PROTOBUF = {**COLUMNS, "price": "string", "day": "int32"}

@@ -91,7 +91,6 @@ def serve(home: Path) -> Iterator[str]:
 
 
 def request(endpoint: str, method: str, path: str, body: bytes = b"") -> bytes:
-    """Ask the server; its answer."""
     connection = http.client.HTTPConnection(endpoint.removeprefix("http://"))
     connection.request(method, path, body, {"Content-Type": "application/json"})
     answer = connection.getresponse()

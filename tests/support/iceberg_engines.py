@@ -21,10 +21,7 @@ DUCKDB = "1.5.5"
 """The newest with an extension for Iceberg on PyPI."""
 SPARK, ICEBERG = "4.1.4", "1.12.0"
 """The newest Spark that Iceberg has a runtime for."""
-_JARS = [
-    ("org.apache.iceberg", "iceberg-spark-runtime-4.1_2.13", ICEBERG),
-    ("org.xerial", "sqlite-jdbc", "3.46.1.3"),
-]
+_JARS = [("org.apache.iceberg", "iceberg-spark-runtime-4.1_2.13", ICEBERG), ("org.xerial", "sqlite-jdbc", "3.46.1.3")]
 _DUCKDB_PROGRAM = """
 import json, sys
 import duckdb
@@ -87,7 +84,6 @@ class _SqlProcess:
         )
 
     def ask(self, sql: str) -> list[list[Any]]:
-        """Return the rows of a query."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(sql) + "\n")
@@ -97,7 +93,6 @@ class _SqlProcess:
         return answer
 
     def close(self) -> None:
-        """End the process."""
         self._process.communicate()
 
 
@@ -110,7 +105,6 @@ class DuckdbIceberg(_SqlProcess):
         super().__init__(_DUCKDB_PROGRAM, environment={**os.environ, "PYTHONPATH": str(path)})
 
     def rows(self, sql: str, metadata: str) -> list[list[Any]]:
-        """Return the rows of a query in which `{table}` stands for the table with this metadata."""
         return self.ask(sql.replace("{table}", f"iceberg_scan('{metadata.removeprefix('file://')}')"))
 
 

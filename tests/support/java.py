@@ -34,7 +34,6 @@ PATIENT = "-Dspark.python.authenticate.socketTimeout=300s"
 
 
 def classes() -> Path:
-    """Where the classes of this Spark are kept."""
     return Path(sys.prefix) / f"spark-{version('pyspark')}.jsa"
 
 

@@ -48,7 +48,6 @@ def _rendered(values: Sequence[Path | Mapping[str, Any]], release: str, namespac
 
 
 def helm(*words: str) -> str:
-    """Run helm; what it prints. Raises RefusedError."""
     done = subprocess.run([tool(HELM), *words], capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         raise RefusedError(done.stderr or done.stdout)
@@ -66,7 +65,6 @@ def check_schemas(objects: Iterable[Object], versions: Sequence[str] = VERSIONS)
 
 
 def by_kind(objects: Iterable[Object]) -> dict[str, Object]:
-    """Return the objects by kind, those of a kind that has several by kind and name."""
     found: dict[str, Object] = {}
     listed = list(objects)
     kinds = [each["kind"] for each in listed]
@@ -77,7 +75,6 @@ def by_kind(objects: Iterable[Object]) -> dict[str, Object]:
 
 
 def pod(workload: Object) -> Object:
-    """Return the pod's spec of a Deployment or CronJob."""
     spec = workload["spec"]["jobTemplate"]["spec"] if workload["kind"] == "CronJob" else workload["spec"]
     found: Object = spec["template"]["spec"]
     return found

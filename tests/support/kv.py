@@ -22,25 +22,9 @@ def expiring(ttl: str) -> dict[str, str]:
     return {"Nats-TTL": ttl}
 
 
-TTLS = {
-    "30": 30,
-    "30s": 30,
-    "1m": 60,
-    "1m30s": 90,
-    "1h0m0s": 3600,
-    "1.5m": 90,
-    "1.1h": 3960,
-    "1.9s": 1,
-    ".5h1s": 1801,
-    "1500ms": 1,
-    "2s999999999ns": 2,
-    "1m60000000us": 120,
-    "9223372036": 9_223_372_036,
-    "never": None,
-    "Never": None,
-    "99999999999999999999": None,
-    "nonsense": None,
-}
+TTLS: dict[str, int | None] = {"30": 30, "30s": 30, "1m": 60, "1m30s": 90, "1h0m0s": 3600, "1.5m": 90, "1.1h": 3960}
+TTLS |= {"1.9s": 1, ".5h1s": 1801, "1500ms": 1, "2s999999999ns": 2, "1m60000000us": 120, "9223372036": 9_223_372_036}
+TTLS |= dict.fromkeys(("never", "Never", "99999999999999999999", "nonsense"))
 Change = tuple[str, Mapping[str, str]] | tuple[str, Mapping[str, str], int]
 """The key, the headers and, unless it follows from the sequence, the second at which it was stored."""
 
@@ -67,7 +51,6 @@ def second(number: float) -> datetime:
 
 
 def note(archive: Archive, created: str, *, continues: bool = False, **config: Any) -> None:
-    """Record the bucket's settings, as a capture does."""
     file = archive.root / path(STREAM, created)
     file.parent.mkdir(parents=True, exist_ok=True)
     found = StreamConfig(stream=STREAM, created=created, config={"name": STREAM, **config}, continues=continues)
@@ -88,12 +71,10 @@ class Entry:
 
     @property
     def ends(self) -> int | None:
-        """When the entry expires."""
         return None if self.ttl is None else self.time + self.ttl
 
 
 def held(entries: Iterable[Entry], moment: int, per_key: int) -> dict[str, tuple[int, bytes]]:
-    """Revision and value of every key at a moment, by the rules of the server."""
     stored: dict[str, list[Entry]] = defaultdict(list)
     for new in sorted(entries, key=lambda entry: entry.seq):
         if new.time > moment:

@@ -36,7 +36,6 @@ class Link:
 
     @property
     def endpoint(self) -> str:
-        """Its address, as that of an HTTP server."""
         return f"http://127.0.0.1:{self.port}"
 
     def _accept(self) -> None:

@@ -51,24 +51,20 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """The stream's name."""
         return f"S{self.number}"
 
     @property
     def settings(self) -> Config:
-        """The capture's configuration."""
         # a server that was killed delivers what was acknowledged last again after ack_wait
         source = {"stream": self.name, "consumer": "archive", "ack_wait": "10s"}
         return config(self.server.url, self.root / self.name, source=source, key="{subject[1]}")
 
     @property
     def blocks(self) -> list[Path]:
-        """The stream's files on the server's disk, in order."""
         found = self.server.store_dir.glob(f"**/streams/{self.name}/msgs/*.blk")
         return sorted(found, key=lambda path: int(path.stem))
 
     async def create(self, client: Client) -> None:
-        """Create the stream."""
         await api(client, f"STREAM.CREATE.{self.name}", {"name": self.name, **self.config})
         if self.config.get("max_bytes") == SMALL_BLOCKS:
             await api(client, f"STREAM.UPDATE.{self.name}", {"name": self.name, **self.config, "max_bytes": -1})
@@ -82,11 +78,9 @@ class Subject:
             await publisher.flush()
 
     async def capture(self) -> None:
-        """Capture everything, and note what the stream holds."""
         await capture_all(self.settings)
 
     async def held(self) -> dict[int, tuple[str, ...]]:
-        """Subject, headers, payload and time of each message that the server gives, by sequence."""
         async with connection(self.server.url) as client:
             state = (await api(client, f"STREAM.INFO.{self.name}"))["state"]
             seqs = range(max(1, state["first_seq"]), state["last_seq"] + 1)
@@ -111,13 +105,11 @@ def plain(number: int, server: NatsServer, root: Path, **changes: Any) -> Subjec
 
 
 def truncate(subject: Subject, chance: random.Random) -> None:
-    """Cut a file off anywhere."""
     path = chance.choice(subject.blocks)
     os.truncate(path, chance.randrange(path.stat().st_size))
 
 
 def flip(subject: Subject, chance: random.Random) -> None:
-    """Flip a bit anywhere."""
     path = chance.choice(subject.blocks)
     data = bytearray(path.read_bytes())
     data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
@@ -125,13 +117,11 @@ def flip(subject: Subject, chance: random.Random) -> None:
 
 
 def remove_last(subject: Subject, chance: random.Random) -> None:
-    """Remove the last file or two."""
     for path in subject.blocks[-chance.choice((1, 2)) :]:
         path.unlink()
 
 
 def remove_inside(subject: Subject, chance: random.Random) -> None:
-    """Delete messages underneath: remove a file that is not the last."""
     chance.choice(subject.blocks[:-1]).unlink()
 
 
@@ -235,23 +225,19 @@ class Filtered(Subject):
 
     @property
     def settings(self) -> Config:
-        """The capture's configuration."""
         source = {"stream": self.name, "consumer": "archive", "filter_subjects": self.filters}
         block = {"bundles": self.bundles, "max_messages": 40}
         return config(self.server.url, self.root / self.name, source=source, block=block, key="{subject[1]}")
 
     @property
     def archive(self) -> Path:
-        """The archive's directory."""
         return self.root / self.name
 
     @property
     def archived(self) -> set[int]:
-        """The sequences in the archive."""
         return {row[layout.SEQ] for row in rows(self.archive)}
 
     async def some(self, client: Client, chance: random.Random) -> None:
-        """Publish some messages, mostly on one subject."""
         usual = chance.randrange(3)
         async with Publisher(client) as publisher:
             for index in range(chance.randrange(40)):
@@ -260,7 +246,6 @@ class Filtered(Subject):
             await publisher.flush()
 
     async def select(self, client: Client, chance: random.Random) -> None:
-        """Change the filters of the consumer, if it exists, and of the configuration."""
         self.filters = tuple(f"{self.name}.{each}" for each in chance.choice(FILTERS))
         names = await api(client, f"CONSUMER.NAMES.{self.name}")
         if not names["consumers"]:
@@ -312,10 +297,8 @@ class Filtered(Subject):
 
 
 def sequences(path: Path) -> set[int]:
-    """The sequences in an object."""
     return set(pq.ParquetFile(path).read([layout.SEQ]).column(0).to_pylist())
 
 
 def filtered(number: int, server: NatsServer, root: Path) -> Filtered:
-    """A stream whose filters and bundles will change."""
     return Filtered(number, server, root, {"subjects": [f"S{number}.>"], "storage": "memory"})

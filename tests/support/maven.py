@@ -36,7 +36,6 @@ def jars(name: str, coordinates: Sequence[Sequence[str]]) -> Path:
 
 
 def _project(coordinates: Sequence[Sequence[str]]) -> str:
-    """A Maven project that depends on the jars."""
     dependencies = ""
     for jar in coordinates:
         fields = "".join(f"<{name}>{value}</{name}>" for name, value in zip(_NAMES, jar, strict=False))

@@ -42,6 +42,10 @@ def _answer(make: Callable[[int], Any]) -> Callable[[MessageBatch], Any]:
     return lambda batch: make(len(batch))
 
 
+def _fields(make: Callable[[int], Any], *names: str) -> Callable[[MessageBatch], Any]:
+    return lambda batch: Decoded(fields=_column(make(len(batch)), *(names or ("a",))))
+
+
 def _messages(make: Callable[[int], Any]) -> Callable[[MessageBatch], Any]:
     return lambda batch: Decoded(fields=_column(pa.nulls(len(batch), pa.int64()), "size"), messages=make(len(batch)))
 
@@ -77,28 +81,18 @@ ANSWERS: dict[str, Callable[[MessageBatch], Any]] = {
     "type": _answer(lambda _: Decoded),
     "no fields": _answer(lambda _: Decoded(fields=None)),
     "table": _answer(lambda count: Decoded(fields=pa.table({"size": pa.nulls(count)}))),
-    "too many rows": _answer(lambda count: Decoded(fields=_column(pa.nulls(count + 1), "size"))),
-    "too few rows": _answer(lambda count: Decoded(fields=_column(pa.nulls(count - 1), "size"))),
-    "repeated name": _answer(lambda count: Decoded(fields=_column(pa.nulls(count), "a", "a"))),
-    "repeated name in another case": _answer(lambda count: Decoded(fields=_column(pa.nulls(count), "a", "A"))),
-    "name of the envelope": _answer(lambda count: Decoded(fields=_column(pa.nulls(count), "_NATS_seq"))),
-    "name of a partition": _answer(lambda count: Decoded(fields=_column(pa.nulls(count), "Key"))),
-    "invalid UTF-8": _answer(
-        lambda count: Decoded(fields=_column(_text(b"\xff" * count, [*range(1, count + 1)]), "a"))
-    ),
-    "offsets beyond the data": _answer(lambda count: Decoded(fields=_column(_text(b"a", [10**6] * count), "a"))),
-    "union": _answer(
-        lambda count: Decoded(
-            fields=_column(
-                pa.UnionArray.from_sparse(pa.array([0] * count, pa.int8()), [pa.nulls(count, pa.int8())]), "a"
-            )
-        )
-    ),
-    "empty struct": _answer(lambda count: Decoded(fields=_column(pa.array([{}] * count, pa.struct([])), "a"))),
-    "interval": _answer(lambda count: Decoded(fields=_column(pa.nulls(count, pa.month_day_nano_interval()), "a"))),
-    "run ends": _answer(
-        lambda count: Decoded(fields=_column(pa.RunEndEncodedArray.from_arrays([count], pa.array([1])), "a"))
-    ),
+    "too many rows": _fields(lambda count: pa.nulls(count + 1)),
+    "too few rows": _fields(lambda count: pa.nulls(count - 1)),
+    "repeated name": _fields(pa.nulls, "a", "a"),
+    "repeated name in another case": _fields(pa.nulls, "a", "A"),
+    "name of the envelope": _fields(pa.nulls, "_NATS_seq"),
+    "name of a partition": _fields(pa.nulls, "Key"),
+    "invalid UTF-8": _fields(lambda count: _text(b"\xff" * count, [*range(1, count + 1)])),
+    "offsets beyond the data": _fields(lambda count: _text(b"a", [10**6] * count)),
+    "union": _fields(lambda count: pa.UnionArray.from_sparse(pa.array([0] * count, pa.int8()), [pa.nulls(count)])),
+    "empty struct": _fields(lambda count: pa.array([{}] * count, pa.struct([]))),
+    "interval": _fields(lambda count: pa.nulls(count, pa.month_day_nano_interval())),
+    "run ends": _fields(lambda count: pa.RunEndEncodedArray.from_arrays([count], pa.array([1]))),
     "messages as a list": _messages(lambda count: list(range(count))),
     "messages as text": _messages(lambda count: pa.array(["x"] * count)),
     "messages with null": _messages(lambda count: pa.array([None] * count, pa.int32())),

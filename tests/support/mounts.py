@@ -33,26 +33,6 @@ class Volume:
         """An empty volume of that size."""
         self._mount("-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs")
 
-    def mount_disk(self, mebibytes: int) -> None:
-        """An empty disk of that size, which can be frozen."""
-        image = self.real / "image"
-        with image.open("wb") as file:
-            file.truncate(mebibytes << 20)
-        try:
-            subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, capture_output=True)
-            subprocess.run(["mount", "-o", "loop", str(image), str(self.point)], check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError):
-            pytest.skip("mounting a disk is not allowed here")
-        self._mounts += 1
-
-    def freeze(self) -> None:
-        """Let every write to the disk hang."""
-        subprocess.run(["fsfreeze", "--freeze", str(self.point)], check=True, capture_output=True)
-
-    def thaw(self) -> None:
-        """Let the disk answer again."""
-        subprocess.run(["fsfreeze", "--unfreeze", str(self.point)], check=True, capture_output=True)
-
     def _mount(self, *what: str) -> None:
         subprocess.run(["mount", *what, str(self.point)], check=True, capture_output=True)
         self._mounts += 1

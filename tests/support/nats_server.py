@@ -71,7 +71,6 @@ class NatsServer:
 
     @property
     def url(self) -> str:
-        """Where clients connect."""
         return f"nats://127.0.0.1:{self.port}"
 
     @property
@@ -81,12 +80,10 @@ class NatsServer:
 
     @property
     def running(self) -> bool:
-        """Whether it was started, and not ended since."""
         return self._process is not None
 
     @property
     def pid(self) -> int:
-        """The process id of the running server."""
         assert self._process is not None, "the server is not running"
         return self._process.pid
 
@@ -95,7 +92,6 @@ class NatsServer:
         return self.store_dir / "server.log"
 
     def start(self) -> Self:
-        """Start the server and wait until it accepts clients, JetStream included."""
         assert self._process is None, "the server runs already"
         if self.port < 0:
             self.port = free_port()
@@ -128,7 +124,6 @@ class NatsServer:
         raise RuntimeError(f"nats-server did not start:\n{self.log}")
 
     def kill(self) -> None:
-        """SIGKILL: what the server had not synced is lost, as in a crash."""
         self._end(kill=True)
 
     def pause(self) -> None:
@@ -137,11 +132,9 @@ class NatsServer:
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
-        """Send SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
 
     def stop(self) -> None:
-        """SIGTERM and wait."""
         self._end(kill=False)
 
     def _end(self, *, kill: bool) -> None:

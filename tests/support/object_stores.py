@@ -8,14 +8,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from jetcapture_py.archive import layout, stream_config
-from jetcapture_py.archive.layout import BlockId
-from jetcapture_py.archive.schema import ENVELOPE
+from jetcapture_py.archive import stream_config
 from jetcapture_py.archive.stream_config import StreamConfig
-from jetcapture_py.archive.writer import Encoder
-from tests.support.archives import put
+from tests.support.archives import Archive
 
 STREAM = "OBJ_files"
 HOUR = 1_777_633_200
@@ -29,27 +24,22 @@ def store_file(root: Path, name: str, data: bytes, *, seq: int, second: int = 0,
     info |= {"digest": f"SHA-256={digest}", **changes}
     token = base64.urlsafe_b64encode(name.encode()).decode()
     time = (HOUR + second) * 1_000_000
-    _store(root, "C", seq, time, f"$O.files.C.N{seq}", data)
-    _store(root, "M", seq + 1, time + 1, f"$O.files.M.{token}", json.dumps(info).encode())
-
-
-def _store(root: Path, key: str, seq: int, time: int, subject: str, payload: bytes) -> None:
-    columns = {
-        layout.SEQ: pa.array([seq], pa.int64()),
-        layout.TIMESTAMP: pa.array([time], pa.timestamp("us", "UTC")),
-        layout.SUBJECT: pa.array([subject]),
-        layout.PAYLOAD: pa.array([payload], pa.binary()),
-    }
-    arrays = [
-        columns[field.name].cast(field.type) if field.name in columns else pa.nulls(1, field.type) for field in ENVELOPE
-    ]
-    encoder = Encoder(stream=STREAM, interval=3600, compression="zstd", consumer="archive")
-    block = BlockId(key=key, bucket=HOUR)
-    put(root, encoder.encode(block, "age", [pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE)]))
+    contents = {"C": (f"C.N{seq}", data), "M": (f"M.{token}", json.dumps(info).encode())}
+    for number, (key, (subject, payload)) in enumerate(contents.items()):
+        Archive(root).write(
+            [seq + number],
+            key,
+            stream=STREAM,
+            bucket=HOUR,
+            interval=3600,
+            consumer="archive",
+            timestamps=[time + number],
+            subject=f"$O.files.{subject}",
+            payloads=[payload],
+        )
 
 
 def record_config(root: Path, created: str, **more: Any) -> Path:
-    """Record the configuration of the store's stream, as a capture does; return the file."""
     path = root / stream_config.path(STREAM, created)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(StreamConfig(stream=STREAM, created=created, config={"name": STREAM}, **more).encode())

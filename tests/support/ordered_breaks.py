@@ -53,7 +53,6 @@ def again(acks: OrderedAcks, first: int = 1) -> OrderedAcks:
 def first_ack(
     acks: OrderedAcks, mark: Mark | None = None, floor: tuple[int, int] = (0, 0), leader: str = LEADER
 ) -> Ack | None:
-    """What may be acknowledged."""
     return acks.next_ack(mark or acks.mark(), Position(*floor), leader)
 
 
@@ -114,9 +113,7 @@ def _keeps_the_newest_message_of_a_sequence(machine: Machine) -> bool:
 
 RULES = {
     "another leader": Rule(
-        " or leader != self._leader:",
-        ":",
-        lambda machine: first_ack(running(machine), leader="another") is None,
+        " or leader != self._leader:", ":", lambda machine: first_ack(running(machine), leader="another") is None
     ),
     "a floor below the run": Rule(
         "0 <= known <= len(rows) and before <= floor.seq",
@@ -228,7 +225,6 @@ def keeps(machine: Machine, name: str) -> bool:
 
 
 def without(name: str) -> Machine:
-    """Return the machine without a rule."""
     code, other, _ = RULES[name]
     source = inspect.getsource(ordered)
     assert source.count(code) == 1, f"{name}: {source.count(code)} times in the source"

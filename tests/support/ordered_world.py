@@ -117,7 +117,6 @@ class Server:
             self._send(first)
 
     def ack(self, position: Position) -> bool:
-        """Acknowledge; return whether the server answers."""
         consumer = self.consumer
         if position.seq >= consumer.next_seq:
             return False
@@ -519,7 +518,6 @@ RADIX = 64
 
 
 def schedule(seed: int) -> list[int]:
-    """Return the schedule of a seed: much work, and a few kinds of faults, often the same ones again."""
     numbers = random.Random(seed)
     faults = numbers.sample(range(len(_WORK), len(_ACTIONS)), numbers.randrange(4))
     weights = [numbers.choice((1, 2, 8)) for _ in _WORK]
@@ -533,7 +531,6 @@ def schedule(seed: int) -> list[int]:
 
 
 def play(steps: Sequence[int], machine: type[OrderedAcks] = OrderedAcks) -> World:
-    """Run a schedule, then let the world settle. Raises AssertionError."""
     world = World(machine)
     for number in steps:
         world.step(number)
@@ -542,7 +539,6 @@ def play(steps: Sequence[int], machine: type[OrderedAcks] = OrderedAcks) -> Worl
 
 
 def failure(steps: Sequence[int], machine: type[OrderedAcks] = OrderedAcks) -> str | None:
-    """Return why a schedule fails; None if it does not."""
     try:
         play(steps, machine)
     except AssertionError as error:

@@ -71,7 +71,6 @@ class Seen:
     delivered: Counter[int] = field(default_factory=Counter)
 
     def ready(self, since: float, until: float) -> list[tuple[int, str]]:
-        """The answers between two times."""
         return [(status, text) for at, status, text in self.readiness if since <= at < until]
 
 
@@ -166,7 +165,6 @@ async def _caught_up(stream: Any, most: int, command: Command) -> None:
 
 
 def readiness(port: int) -> tuple[int, str]:
-    """What /readyz says; status 0 where nobody answers."""
     asked = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         asked.request("GET", "/readyz")
@@ -179,7 +177,6 @@ def readiness(port: int) -> tuple[int, str]:
 
 
 def make_bucket(store: Versity) -> None:
-    """Have `BUCKET` there."""
     with contextlib.closing(store.client()) as client:
         client.create_bucket(Bucket=BUCKET)
 

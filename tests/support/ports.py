@@ -22,12 +22,10 @@ _next = itertools.cycle(random.Random().sample(_PORTS, len(_PORTS)))  # Hypothes
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on, a different one each time."""
     return next(filter(_is_free, _next))
 
 
 def accepts(port: int) -> bool:
-    """Whether something listens on the port."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
         return True
     return False

@@ -43,13 +43,11 @@ class Prometheus:
         self._process: subprocess.Popen[bytes] | None = None
 
     def query(self, expression: str) -> list[float]:
-        """Return the values of the series that a query gives now, without those that are not numbers."""
         found = self._get("query", query=expression)["result"]
         values = [float(value) for _, value in (each["value"] for each in found)]
         return [value for value in values if not math.isnan(value)]
 
     def rules(self) -> list[dict[str, Any]]:
-        """Return the alert rules with the state of their last evaluation."""
         return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
 
     def _get(self, path: str, **parameters: str) -> Any:

@@ -13,22 +13,18 @@ _OF_STREAM = (
 
 
 def losses_of(report: Report) -> tuple[Finding, ...]:
-    """What the server has lost or removed, and what is not known of the consumer's filters."""
     return report.of(*_OF_STREAM)
 
 
 def unchecked(report: Report) -> list[str]:
-    """What was not checked, and why."""
     return [finding.summary for finding in report.of(Kind.NOT_CHECKED)]
 
 
 def spans(ranges: Iterable[SequenceRange]) -> tuple[tuple[int, int], ...]:
-    """The first and last sequence of each range."""
     return tuple((part.first, part.last) for part in ranges)
 
 
 def named_files(report: Report, kind: Kind) -> tuple[str, ...]:
-    """The paths that findings of a kind list."""
     return tuple(file.path for file in report.paths(kind))
 
 

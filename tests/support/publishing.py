@@ -15,7 +15,6 @@ _ROWS, _BYTES = 500, 1 << 20
 
 
 async def connect(url: str, **options: Any) -> Connection:
-    """A connection with nats-py's options."""
     client = Connection()
     await client.connect(url, **options)
     return client

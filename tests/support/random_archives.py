@@ -169,7 +169,6 @@ class Message:
 
     @property
     def bucket(self) -> int:
-        """The start of its bucket, in seconds since the epoch."""
         moment = self.timestamp if self.time is None or self.bad else self.time
         return int(moment.timestamp()) // INTERVAL * INTERVAL
 
@@ -185,15 +184,12 @@ class RandomArchive:
 
     @property
     def url(self) -> str:
-        """The archive's URL."""
         return f"file://{self.root}"
 
     def rows(self, *, bad: bool = False) -> list[Row]:
-        """The rows that readers must return: of the archive, or of its quarantine."""
         return [row for _, row in self.pairs(bad=bad)]
 
     def pairs(self, *, bad: bool = False) -> list[tuple[Message, Row]]:
-        """The messages and their rows."""
         messages = [message for message in self.messages if message.bad == bad]
         types: dict[str, set[str]] = defaultdict(set)
         for message in messages if not bad else ():

@@ -19,18 +19,14 @@ class Kept(NamedTuple):
 
     @property
     def lines(self) -> list[bytes]:
-        """The header lines."""
         return self.headers.split(b"\r\n")[1:-2]
 
     def header(self, name: str) -> str | None:
-        """The first value of a header."""
         values = (line.partition(b": ")[2] for line in self.lines if line.startswith(f"{name}: ".encode()))
         return next((value.decode() for value in values), None)
 
 
 def add_stream(url: str, name: str = "REPLAY", *subjects: str, **config: Any) -> None:
-    """Create a stream, by default over `replay.>`."""
-
     async def add() -> None:
         nc = await nats.connect(url, allow_reconnect=False)
         await nc.jetstream().add_stream(name=name, subjects=list(subjects or ["replay.>"]), **config)
@@ -40,8 +36,6 @@ def add_stream(url: str, name: str = "REPLAY", *subjects: str, **config: Any) ->
 
 
 def ask(url: str, subject: str, body: object = None) -> dict[str, Any]:
-    """An answer of the JetStream API."""
-
     async def request() -> dict[str, Any]:
         nc = await nats.connect(url, allow_reconnect=False)
         answer = await nc.request(f"$JS.API.{subject}", b"" if body is None else json.dumps(body).encode(), timeout=60)
@@ -51,20 +45,21 @@ def ask(url: str, subject: str, body: object = None) -> dict[str, Any]:
     return asyncio.run(request())
 
 
+async def messages(url: str, stream: str) -> list[tuple[int, Kept]]:
+    """The messages of a stream with their sequences, in order."""
+    nc = await nats.connect(url, allow_reconnect=False)
+    last = (await nc.jetstream().stream_info(stream)).state.last_seq
+    found = []
+    for start in range(1, last + 1, 500):
+        seqs = range(start, min(start + 500, last + 1))
+        requests = (nc.request(f"$JS.API.STREAM.MSG.GET.{stream}", b'{"seq":%d}' % seq) for seq in seqs)
+        for answer in await asyncio.gather(*requests):
+            if (message := json.loads(answer.data).get("message")) is not None:
+                parts = (base64.b64decode(message.get(part, "")) for part in ("hdrs", "data"))
+                found.append((message["seq"], Kept(message["subject"], *parts)))
+    await nc.close()
+    return found
+
+
 def stored(url: str, stream: str = "REPLAY") -> list[Kept]:
-    """Every message of a stream, in order."""
-
-    async def read() -> list[Kept]:
-        nc = await nats.connect(url, allow_reconnect=False)
-        last = (await nc.jetstream().stream_info(stream)).state.last_seq
-        found = []
-        for seq in range(1, last + 1):
-            answer = await nc.request(f"$JS.API.STREAM.MSG.GET.{stream}", json.dumps({"seq": seq}).encode())
-            message = json.loads(answer.data)["message"]
-            found.append(
-                Kept(message["subject"], *(base64.b64decode(message.get(part, "")) for part in ("hdrs", "data")))
-            )
-        await nc.close()
-        return found
-
-    return asyncio.run(read())
+    return [kept for _, kept in asyncio.run(messages(url, stream))]

@@ -19,7 +19,6 @@ class Element:
     children: list[Element | str] = field(default_factory=list)
 
     def walk(self) -> Iterator[Element]:
-        """This and every element in it."""
         yield self
         for child in self.children:
             if isinstance(child, Element):
@@ -27,12 +26,10 @@ class Element:
 
     @property
     def text(self) -> str:
-        """All text in it, with single blanks."""
         parts = (child if isinstance(child, str) else child.text for child in self.children)
         return " ".join(" ".join(parts).split())
 
     def all(self, name: str, class_: str | None = None) -> list[Element]:
-        """Elements of that name in it, with that class."""
         return [
             each
             for each in self.walk()
@@ -40,7 +37,6 @@ class Element:
         ]
 
     def one(self, name: str, class_: str | None = None) -> Element:
-        """The only one."""
         (found,) = self.all(name, class_)
         return found
 
@@ -58,7 +54,6 @@ class Page(HTMLParser):
 
     @classmethod
     def of(cls, html: str) -> Self:
-        """The page that `html` is."""
         assert html.startswith("<!doctype html>\n")
         return cls(html)
 
@@ -81,26 +76,21 @@ class Page(HTMLParser):
 
     @property
     def elements(self) -> list[Element]:
-        """Every element."""
         return list(self.root.walk())
 
     @property
     def verdict(self) -> str:
-        """The first sentence."""
         return self.root.one("section", "verdict").one("h2").text
 
     @property
     def findings(self) -> list[str]:
-        """What the verdict adds."""
         return [each.text for lists in self.root.all("ul", "findings") for each in lists.all("li")]
 
     @property
     def tiles(self) -> dict[str, str]:
-        """The key figures by label."""
         return {each.one("div", "label").text: each.one("div", "value").text for each in self.root.all("div", "tile")}
 
     def section(self, name: str) -> Element:
-        """A chapter."""
         (found,) = (each for each in self.root.all("section") if each.attributes.get("id") == name)
         return found
 

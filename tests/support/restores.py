@@ -49,7 +49,6 @@ CONFIG = {
 
 
 def headers_of(index: int) -> Headers:
-    """None, one, several, repeated and empty headers, and TTLs that end before or after the capture."""
     kinds: dict[int, Headers] = {
         1: [("Trace", [f"{index:032x}"])],
         2: [("A", ["1", "2", "1"]), ("Empty", [""]), ("Text", ["naïve: 値, a:b, \\ \t."])],
@@ -127,7 +126,6 @@ async def _with_ttl(client: Connection) -> bool:
 
 
 async def api(client: Any, subject: str, body: dict[str, Any] | None = None, *, missing: bool = False) -> Any:
-    """Call the JetStream API; an error fails the test, unless `missing` allows that there is no such message."""
     data = b"" if body is None else json.dumps(body).encode()
     answer = json.loads((await client.request(f"$JS.API.{subject}", data, timeout=60)).data)
     assert missing or "error" not in answer, answer
@@ -168,7 +166,6 @@ def capture(url: str, directory: Path, root: Path, kills: int) -> None:
 
 
 def run(*words: str | Path) -> int:
-    """Run `jetcapture` in this process; its exit code."""
     with patch.object(sys, "argv", ["jetcapture", *map(str, words)]):
         try:
             cli.main()
@@ -178,12 +175,10 @@ def run(*words: str | Path) -> int:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `jetcapture restore` in this process; its exit code."""
     return run("restore", *words)
 
 
 def request(root: Path | str, stream: str = STREAM, **changes: Any) -> RestoreRequest:
-    """A stream to restore from the archive at a path or URL."""
     url = root if isinstance(root, str) else f"file://{root}"
     return RestoreRequest(**{"files": ArchiveFiles(url, {}), "stream": stream, "target": stream, **changes})
 
@@ -214,7 +209,6 @@ async def opened(url: str) -> AsyncIterator[Connection]:
 
 
 async def answers(url: str, stream: str, first: int, last: int) -> AsyncGenerator[dict[int, Any]]:
-    """What the server answers to STREAM.MSG.GET for each sequence, some thousand at a time."""
     async with opened(url) as client:
         found: dict[int, Any] = {}
         inbox = client.new_inbox()
@@ -266,7 +260,6 @@ async def compare(
 
 
 async def next_sequence(url: str, stream: str, subject: str) -> int:
-    """Publish a message; its sequence."""
     async with opened(url) as client:
         answer = json.loads((await client.request(subject, b"next", timeout=10)).data)
         assert answer["stream"] == stream, answer
@@ -274,7 +267,6 @@ async def next_sequence(url: str, stream: str, subject: str) -> int:
 
 
 def round_trip() -> None:
-    """Do the whole round once."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=1_000_000)
     options = parser.parse_args()

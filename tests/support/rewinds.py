@@ -62,12 +62,9 @@ class Setting:
 
     @property
     def config(self) -> Config:
-        """The configuration."""
         return config(self.server.url, self.root, **SECTIONS)
 
     def publish(self, *messages: Message) -> None:
-        """Publish, to a new stream if there is none."""
-
         async def send() -> None:
             async with connection(self.server.url) as client:
                 try:
@@ -81,12 +78,9 @@ class Setting:
         asyncio.run(send())
 
     def capture(self) -> None:
-        """Capture until caught up."""
         asyncio.run(capture_all(self.config))
 
     def delete(self, *seqs: int) -> None:
-        """Delete messages of the stream."""
-
         async def delete() -> None:
             async with connection(self.server.url) as client:
                 for seq in seqs:
@@ -95,10 +89,8 @@ class Setting:
         asyncio.run(delete())
 
     def stored(self) -> list[Kept]:
-        """Every message of the stream."""
         return stored(self.server.url, STREAM)
 
     @property
     def last(self) -> int:
-        """The stream's last sequence."""
         return int(ask(self.server.url, f"STREAM.INFO.{STREAM}")["state"]["last_seq"])

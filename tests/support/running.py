@@ -62,7 +62,6 @@ def settings(url: str, archive: str | Path, **sections: Any) -> dict[str, Any]:
 
 
 def config(url: str, archive: str | Path, **sections: Any) -> Config:
-    """The same, checked."""
     return parse(settings(url, archive, **sections))
 
 
@@ -93,7 +92,6 @@ async def publish(url: str, messages: Iterable[Message], *, subjects: Sequence[s
 
 
 async def consumer(url: str) -> Any:
-    """The consumer's state, as the server tells it."""
     async with connection(url) as client:
         return await client.jetstream().consumer_info(STREAM, CONSUMER)
 
@@ -132,7 +130,6 @@ def serve(state: Capture, listen: str) -> Iterator[int]:
 
 
 def metrics(state: Capture) -> str:
-    """The metrics of a capture."""
     return facts.capture_metrics({"": facts.gather(History(state), facts.this_process())}).text().decode()
 
 
@@ -156,13 +153,11 @@ def publish_and_capture(url: str, archive: str | Path, messages: Iterable[Messag
 
 
 async def status_of(configuration: Config) -> CaptureStatus:
-    """What `jetcapture status` knows of a capture."""
     async with ReadSession(configuration.nats, "test", timeout=5) as session:
         return await examine(configuration, session)
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, timeout: float = 120.0) -> None:
-    """Wait until `condition` holds."""
     deadline = asyncio.get_running_loop().time() + timeout
     while asyncio.get_running_loop().time() < deadline:
         held = condition()
@@ -219,6 +214,10 @@ def rows(root: Path, *, quarantine: bool = False) -> list[dict[str, Any]]:
     return [found[identity] for identity in sorted(found)]
 
 
+def seqs(root: Path) -> list[int]:
+    return [row[layout.SEQ] for row in rows(root)]
+
+
 class Command:
     """The real `jetcapture` command as a process; its log is in `log`."""
 
@@ -240,7 +239,6 @@ class Command:
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The process that was started last."""
         assert self._process is not None, "not started"
         return self._process
 
@@ -250,7 +248,6 @@ class Command:
         return self._log.read_text()
 
     def events(self, name: str) -> Iterator[dict[str, Any]]:
-        """The log's events of that name."""
         for line in self.log.splitlines():
             with contextlib.suppress(ValueError):
                 entry = json.loads(line)
@@ -269,7 +266,6 @@ class Command:
         return self
 
     def wait(self, timeout: float = 300) -> int:
-        """Wait for its end; the exit code."""
         return self.process.wait(timeout)
 
     def drain(self) -> None:
@@ -278,7 +274,6 @@ class Command:
         assert self.wait() == 0, self.log
 
     def kill(self) -> None:
-        """SIGKILL, if it runs."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()

@@ -17,7 +17,6 @@ CREDENTIALS = {"key": "dummy", "secret": "dummy-secret"}
 
 @contextlib.contextmanager
 def serve() -> Iterator[str]:
-    """A server that speaks S3; its address."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -32,7 +31,6 @@ def serve() -> Iterator[str]:
 
 
 def upload(endpoint: str, root: Path) -> str:
-    """Put the archive at `root` into a new bucket; its URL."""
     client = _client(endpoint)
     bucket = f"bucket-{uuid.uuid4().hex}"
     client.create_bucket(Bucket=bucket)
@@ -43,13 +41,11 @@ def upload(endpoint: str, root: Path) -> str:
 
 
 def arguments(endpoint: str) -> list[str]:
-    """What a job is told to get there."""
     options = {**CREDENTIALS, "endpoint_url": endpoint}
     return [word for name, value in options.items() for word in ("--option", f"{name}={value}")]
 
 
 def names(endpoint: str, url: str) -> list[str]:
-    """The keys of what lies below `url`."""
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     client = _client(endpoint)
     found = client.list_objects_v2(Bucket=bucket, Prefix=f"{prefix}/").get("Contents", [])

@@ -39,7 +39,6 @@ class Scheduler(LoadScopeScheduling):
 
 
 def group(nodeid: str) -> str:
-    """The name of the group that a test is in."""
     file, *names = nodeid.partition("[")[0].split("::")
     if takes_spark(file).isdisjoint(["", *names]):
         return file

@@ -13,7 +13,6 @@ from tests.support.running import Command, connection, settings
 
 
 def subject(stream: str) -> str:
-    """Where the stream's messages are published."""
     return f"{stream.lower()}.new"
 
 
@@ -30,7 +29,6 @@ async def fill(url: str, streams: Sequence[str], count: int, first: int = 0) -> 
 
 
 def of_stream(url: str, stream: str, archive: Path, **sections: Any) -> dict[str, Any]:
-    """The configuration of one capture."""
     return settings(url, archive, source={"stream": stream, **sections.pop("source", {})}, **sections)
 
 

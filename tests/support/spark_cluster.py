@@ -37,7 +37,6 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """Where drivers connect to."""
         return f"spark://127.0.0.1:{self._port}"
 
     def __enter__(self) -> Self:
@@ -68,7 +67,6 @@ class Cluster:
         wait(lambda: self._alive() == self._count, "the workers have registered")
 
     def executors(self) -> int:
-        """The number of executors that run."""
         return sum(len(_executors(worker)) for worker in self._workers)
 
     def kill(self, victim: Victim) -> None:
@@ -156,7 +154,6 @@ def _kill(*pids: int) -> None:
 
 
 def wait(condition: Callable[[], bool], what: str) -> None:
-    """Wait until `condition` holds."""
     deadline = time.monotonic() + TIMEOUT
     while not condition():
         assert time.monotonic() < deadline, f"it never was so that {what}"

@@ -19,7 +19,6 @@ class ThenStore(LocalStore):
         self._then = then
 
     def put(self, name: ObjectName, data: pa.Buffer) -> str:
-        """Store, then call."""
         location = super().put(name, data)
         self._then()
         return location
@@ -30,5 +29,4 @@ class CrashError(Exception):
 
 
 def crash() -> None:
-    """Raise CrashError."""
     raise CrashError

@@ -42,11 +42,9 @@ class Versity:
 
     @property
     def endpoint(self) -> str:
-        """Its address."""
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> Self:
-        """Start it and wait until it answers."""
         command = [
             *(self._binary, "--access", KEY, "--secret", SECRET, "--region", REGION, "--quiet"),
             *("--port", f"127.0.0.1:{self.port}", "--keep-alive"),
@@ -62,30 +60,22 @@ class Versity:
         return self
 
     def kill(self) -> None:
-        """SIGKILL."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
             process.wait()
 
     def freeze(self) -> None:
-        """Have it accept connections and say nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Have it go on."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
     def client(self) -> Any:
-        """The root user's client; to be closed."""
         return boto3.client(
-            "s3",
-            endpoint_url=self.endpoint,
-            aws_access_key_id=KEY,
-            aws_secret_access_key=SECRET,
-            region_name=REGION,
+            "s3", endpoint_url=self.endpoint, aws_access_key_id=KEY, aws_secret_access_key=SECRET, region_name=REGION
         )
 
     def add_user(self, key: str, secret: str, role: str = "admin") -> None:
@@ -93,7 +83,6 @@ class Versity:
         self._admin("create-user", "--access", key, "--secret", secret, "--role", role)
 
     def remove_user(self, key: str) -> None:
-        """Know that user no more."""
         self._admin("delete-user", "--access", key)
 
     def _admin(self, *command: str) -> None:

@@ -296,7 +296,6 @@ class World:
     # ------------------------------------------------------------------ the model
 
     def expired(self) -> set[int]:
-        """Messages that may have expired."""
         days = (self.now - self.keep - BEGIN) // DAY
         return {seq for seq, message in self.messages.items() if message.day < days}
 
@@ -305,7 +304,6 @@ class World:
         return self.acked - self.erasing - self.expired()
 
     def stored(self) -> Counter[int]:
-        """How many objects have each message."""
         found: Counter[int] = Counter()
         for path in self.root.rglob("*.parquet"):
             stat = path.stat()
@@ -319,7 +317,6 @@ class World:
         return found
 
     def check_read(self, read: Iterable[int], required: set[int]) -> None:
-        """Nothing is read twice, and nothing is left out."""
         counts = Counter(read)
         assert max(counts.values(), default=1) == 1, f"read twice: {counts}"
         assert required <= counts.keys(), f"not read: {required - counts.keys()}"
@@ -476,7 +473,6 @@ def _erase(world: World, first: int, last: int) -> int:
 
 
 def redecode_all(world: World) -> Iterator[str]:
-    """Decode the quarantine by a configuration that can."""
     yield "begins"
     world.redecoding = True
     done = asyncio.run(redecode(world.later, QuarantineSelection()))
@@ -505,7 +501,6 @@ def _read(world: World, *, quarantine: bool) -> list[int]:
 
 
 def verifier(world: World) -> Iterator[str]:
-    """Prove what is there."""
     yield "begins"
     world.check_proof()
 
