@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -20,7 +20,6 @@ from tests.support.outages import readiness
 from tests.support.ports import free_port
 from tests.support.running import Command, capture_all, config, consumer, objects, publish, settings, until
 
-Start = Callable[..., NatsServer]
 COUNT = 300
 
 
@@ -63,75 +62,66 @@ async def acknowledged(url: str, published: int) -> int:
     return published - int(state.num_pending or 0) - int(state.num_ack_pending or 0)
 
 
-def test_nothing_is_acknowledged_while_the_root_is_away_and_everything_is_stored_once_it_is_back(
-    nats_server: Start, tmp_path: Path, volume: Replaced | Volume
+async def test_nothing_is_acknowledged_while_the_root_is_away_and_everything_is_stored_once_it_is_back(
+    server: NatsServer, tmp_path: Path, volume: Replaced | Volume
 ) -> None:
-    async def scenario() -> None:
-        server, port = nats_server(), free_port()
-        messages = [(f"orders.{index % 5}", b"%d" % index, None) for index in range(COUNT)]
+    port = free_port()
+    messages = [(f"orders.{index % 5}", b"%d" % index, None) for index in range(COUNT)]
+    await publish(server.url, messages)
+    sections = {"block": {"max_age": "200ms"}, "http": {"listen": f"127.0.0.1:{port}"}}
+    with Command(tmp_path, settings(server.url, volume.point, **sections)) as command:
+        command.start()
+        await until(lambda: readiness(port)[0] == 200, "it is ready", timeout=60)
+
+        async def all_of(count: int) -> bool:
+            assert command.process.poll() is None, command.log
+            return await acknowledged(server.url, count) == count
+
+        await until(lambda: all_of(COUNT), "the first ones are stored and acknowledged", timeout=60)
+        publishing = asyncio.create_task(publish(server.url, messages * 4))
+        first = len(objects(volume.real))
+        await until(lambda: len(objects(volume.real)) > first, "more is stored", timeout=60)
+        volume.unmount()
+        await publishing
         await publish(server.url, messages)
-        sections = {"block": {"max_age": "200ms"}, "http": {"listen": f"127.0.0.1:{port}"}}
-        with Command(tmp_path, settings(server.url, volume.point, **sections)) as command:
-            command.start()
-            await until(lambda: readiness(port)[0] == 200, "it is ready", timeout=60)
 
-            async def all_of(count: int) -> bool:
-                assert command.process.poll() is None, command.log
-                return await acknowledged(server.url, count) == count
+        async def unready() -> bool:
+            status, text = await asyncio.to_thread(readiness, port)
+            return status == 503 and "is it mounted" in text and str(volume.point) in text
 
-            await until(lambda: all_of(COUNT), "the first ones are stored and acknowledged", timeout=60)
-            publishing = asyncio.create_task(publish(server.url, messages * 4))
-            first = len(objects(volume.real))
-            await until(lambda: len(objects(volume.real)) > first, "more is stored", timeout=60)
-            volume.unmount()
-            await publishing
-            await publish(server.url, messages)
+        await until(unready, "/readyz says so", timeout=60)
+        failures = len(list(command.events("store.failed")))
+        await until(lambda: len(list(command.events("store.failed"))) > failures, "it is tried again", timeout=60)
+        assert await acknowledged(server.url, 6 * COUNT) <= len(stored(volume.real)) <= 5 * COUNT
+        assert not volume.point.exists() or list(volume.point.iterdir()) == []
+        volume.mount()
+        await until(lambda: all_of(6 * COUNT), "everything is stored and acknowledged", timeout=120)
 
-            async def unready() -> bool:
-                status, text = await asyncio.to_thread(readiness, port)
-                return status == 503 and "is it mounted" in text and str(volume.point) in text
+        async def ready() -> bool:
+            return (await asyncio.to_thread(readiness, port))[0] == 200
 
-            await until(unready, "/readyz says so", timeout=60)
-            failures = len(list(command.events("store.failed")))
-            await until(lambda: len(list(command.events("store.failed"))) > failures, "it is tried again", timeout=60)
-            assert await acknowledged(server.url, 6 * COUNT) <= len(stored(volume.real)) <= 5 * COUNT
-            assert not volume.point.exists() or list(volume.point.iterdir()) == []
-            volume.mount()
-            await until(lambda: all_of(6 * COUNT), "everything is stored and acknowledged", timeout=120)
-
-            async def ready() -> bool:
-                return (await asyncio.to_thread(readiness, port))[0] == 200
-
-            await until(ready, "it is ready again", timeout=60)
-        assert stored(volume.real) == Counter(range(1, 6 * COUNT + 1))
-        assert (volume.real / layout.MARKER).exists()
-
-    asyncio.run(scenario())
+        await until(ready, "it is ready again", timeout=60)
+    assert stored(volume.real) == Counter(range(1, 6 * COUNT + 1))
+    assert (volume.real / layout.MARKER).exists()
 
 
-def test_a_new_archive_of_a_consumer_that_has_acknowledged_before_is_warned_of(
-    nats_server: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_a_new_archive_of_a_consumer_that_has_acknowledged_before_is_warned_of(
+    server: NatsServer, archive: Path, logged: Any
 ) -> None:
-    async def scenario() -> None:
-        server = nats_server()
-        await publish(server.url, [("orders.a", b"x", None)] * 20)
-        with caplog.at_level(logging.WARNING, "jetcapture"):
-            await capture_all(config(server.url, tmp_path / "a"))
-            await capture_all(config(server.url, tmp_path / "a"))
-            assert "archive.new" not in caplog.text
-            (tmp_path / "a").rename(tmp_path / "elsewhere")
-            for mount_point in (False, True):
-                if mount_point:
-                    (tmp_path / "a").mkdir()
-                findings = await check(config(server.url, tmp_path / "a"))
-                (warning,) = [each for each in findings.items if (each.about, each.level) == ("store", "warning")]
-                assert "is empty or missing, but the consumer has acknowledged messages" in warning.text
-                assert list(tmp_path.glob("a/*")) == []
-                assert (tmp_path / "a").exists() == mount_point
-            LocalStore(str(tmp_path / "a")).probe()  # a start that ended before it stored anything
-            await capture_all(config(server.url, tmp_path / "a"))
-        (record,) = [record for record in caplog.records if record.msg == "archive.new"]
-        fields = record.jetcapture_fields  # type: ignore[attr-defined]
-        assert (fields["root"], fields["ack_floor"]) == (str(tmp_path / "a"), 20)
-
-    asyncio.run(scenario())
+    await publish(server.url, [("orders.a", b"x", None)] * 20)
+    settings = config(server.url, archive)
+    for _ in range(2):
+        await capture_all(settings)
+    assert logged("archive.new") == []
+    archive.rename(archive.with_name("elsewhere"))
+    for mount_point in (False, True):
+        if mount_point:
+            archive.mkdir()
+        findings = await check(settings)
+        (warning,) = [each for each in findings.items if (each.about, each.level) == ("store", "warning")]
+        assert "is empty or missing, but the consumer has acknowledged messages" in warning.text
+        assert (archive.exists(), list(archive.glob("*"))) == (mount_point, [])
+    LocalStore(str(archive)).probe()  # a start that ended before it stored anything
+    await capture_all(settings)
+    (found,) = logged("archive.new")
+    assert (found["root"], found["ack_floor"]) == (str(archive), 20)

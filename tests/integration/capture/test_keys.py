@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,128 +10,77 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jetcapture_py import log
 from jetcapture_py.archive import layout
 from jetcapture_py.capture.parts import describe_key
 from jetcapture_py.capture.pipeline import Capture
+from jetcapture_py.config.block import MANY_KEYS
+from jetcapture_py.errors import ConfigError
 from jetcapture_py.transform.batch import MessageBatch
 from tests.support.nats_server import NatsServer
-from tests.support.running import Message, capture_all, config, objects, publish, publish_and_capture
+from tests.support.running import Message, capture_all, config, objects, publish, running, until
 from tests.support.stores import ThenStore, crash
-
-Start = Callable[..., NatsServer]
 
 
 def of(*payloads: bytes) -> list[Message]:
     return [("orders.eu", payload, None) for payload in payloads]
 
 
-def keys_by_sequence(root: Path) -> dict[int, list[str | None]]:
-    """The key of every copy of each message."""
-    found: dict[int, list[str | None]] = defaultdict(list)
-    for name in objects(root):
-        with pa.memory_map(str(root / name.path)) as file:
-            for seq in pq.read_table(file, columns=[layout.SEQ]).column(0).to_pylist():
-                found[seq].append(name.key)
-    return found
-
-
-def test_copies_of_a_message_lie_under_one_key_whatever_was_decoded_before_them(
-    nats_server: Start, tmp_path: Path
+async def test_copies_of_a_message_lie_under_one_key_whatever_was_decoded_before_them(
+    server: NatsServer, archive: Path
 ) -> None:
-    server = nats_server()
-    crashing = config(
-        server.url, tmp_path / "archive", decode={"format": "json"}, key="{id}", store={"retry_for": "0s"}
-    )
-    settings = config(server.url, tmp_path / "archive", decode={"format": "json"}, key="{id}")
-    asyncio.run(publish(server.url, of(b'{"id":12345678901}', b'{"id":1.0}', b'{"id":1}', b'{"id":true}')))
+    settings = config(server.url, archive, decode={"format": "json"}, key="{id}", store={"retry_for": "0s"})
+    await publish(server.url, of(b'{"id":12345678901}', b'{"id":1.0}', b'{"id":1}', b'{"id":true}'))
     with pytest.raises(BaseExceptionGroup):
-        asyncio.run(capture_all(crashing, store=ThenStore(crashing, crash)))
-    assert objects(tmp_path / "archive"), "nothing was stored before the crash"
-    asyncio.run(publish(server.url, of(b'{"id":0.5}', b'{"ID":7}', b'{"id":"text"}', b'{"id":{"a":1}}')))
-    asyncio.run(capture_all(settings))
-    found = keys_by_sequence(tmp_path / "archive")
-    assert {seq: set(keys) for seq, keys in found.items()} == {
-        1: {"12345678901"},
-        2: {"1.0"},
-        3: {"1"},
-        4: {"true"},
-        5: {"0.5"},
-        6: {None},
-        7: {"text"},
-        8: {None},
-    }
-
-
-# ------------------------------------------------------------------ a changed rule
+        await capture_all(settings, store=ThenStore(settings, crash))
+    assert objects(archive), "nothing was stored before the crash"
+    await publish(server.url, of(b'{"id":0.5}', b'{"ID":7}', b'{"id":"text"}', b'{"id":{"a":1}}'))
+    await capture_all(settings)
+    keys: dict[int, set[str | None]] = defaultdict(set)
+    for name in objects(archive):
+        for seq in pq.ParquetFile(archive / name.path).read([layout.SEQ]).column(0).to_pylist():
+            keys[seq].add(name.key)
+    texts = ("12345678901", "1.0", "1", "true", "0.5", None, "text", None)
+    assert keys == {seq: {text} for seq, text in enumerate(texts, 1)}
 
 
 def own_key(batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
     return batch.column(layout.SUBJECT)
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    """The fields of every warning that a rule has changed, but those that are always the same."""
-    found = [getattr(record, log.FIELDS) for record in caplog.records if record.msg == "rule.changed"]
-    for fields in found:
-        assert 'dedupe="full"' in fields.pop("advice")
-    caplog.clear()
-    return found
-
-
-def test_a_changed_rule_for_keys_or_another_interval_is_said_at_the_start_and_an_unchanged_one_is_not(
-    nats_server: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_a_changed_rule_for_keys_or_another_interval_is_said_at_the_start_and_an_unchanged_one_is_not(
+    server: NatsServer, archive: Path, logged: Any
 ) -> None:
-    caplog.set_level("DEBUG", "jetcapture")
-    server = nats_server()
+    said = 0
 
-    def capture(key: str = "{id}", columns: dict[str, str] | None = None, **parts: Any) -> list[dict[str, Any]]:
-        block = {"interval": parts.pop("interval", "15m"), **parts.pop("block", {})}
-        decode = {"format": "json", "columns": columns or {}}
-        asyncio.run(publish(server.url, of(b'{"id":1}')))
-        settings = config(server.url, tmp_path / "archive", decode=decode, key=key, block=block)
-        asyncio.run(capture_all(settings, **parts))
-        return said(caplog)
+    async def capture(key: str = "{id}", interval: str = "15m", **block: Any) -> list[dict[str, Any]]:
+        """The fields of what is said of changed rules, but those that are always the same."""
+        nonlocal said
+        await publish(server.url, of(b'{"id":1}'))
+        block = {"interval": interval, **block}
+        await capture_all(config(server.url, archive, decode={"format": "json"}, key=key, block=block))
+        found = logged("rule.changed")[said:]
+        said += len(found)
+        assert all('dedupe="full"' in each["advice"] for each in found)
+        return [
+            {name: each[name] for name in each if name.startswith(("key", "interval", "time_", "time"))}
+            for each in found
+        ]
 
-    assert capture() == []
-    assert capture() == []
-    assert capture(key="a-{id}") == [{"key_before": "{id} (fields as sent)", "key": "a-{id} (fields as sent)"}]
-    assert capture(key="a-{id}") == []
-    assert capture(key="a-{id}", interval="1h") == [{"interval_before": "15m", "interval": "1h"}]
-    assert capture(key="a-{id}", columns={"id": "int64"}, interval="1d") == [
-        {
-            "key_before": "a-{id} (fields as sent)",
-            "key": "a-{id} (id: int64)",
-            "interval_before": "1h",
-            "interval": "1d",
-        }
-    ]
-    assert capture(key="", interval="1d") == [{"key_before": "a-{id} (id: int64)", "key": ""}]
-    own = {"key": "tests.integration.capture.test_keys:own_key", "interval": "1d"}
-    assert capture(**own) == [{"key_before": "", "key": "tests.integration.capture.test_keys:own_key"}]
-    own["block"] = {"time": "header.X-At", "time_unit": "ms", "time_fallback": "timestamp"}
-    assert capture(**own) == [{"time_before": "timestamp", "time": "header.X-At in ms, else timestamp"}]
-    assert capture(**own) == []
-    with_function = Capture(config(server.url, tmp_path / "archive"), key=own_key)
-    assert with_function.archiver.encoding.encoder.key_rule == "tests.integration.capture.test_keys:own_key"
-
-
-def test_a_start_is_silent_where_the_watermark_cannot_be_read(
-    nats_server: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "jetcapture")
-    server, root = nats_server(), tmp_path / "archive"
-
-    def capture(**parts: Any) -> None:
-        asyncio.run(publish(server.url, of(b"x")))
-        asyncio.run(capture_all(config(server.url, root, key=""), **parts))
-
-    publish_and_capture(server.url, root, of(b"x"))
-    caplog.clear()
-    (root / "_watermark" / "ORDERS" / "archive.json").write_text("damaged")
-    capture()
-    assert said(caplog) == []
-    assert {record.msg for record in caplog.records} <= {"blocks.stored", "watermark.failed"}
+    own = "tests.integration.capture.test_keys:own_key"
+    event_time = {"time": "header.X-At", "time_unit": "ms", "time_fallback": "timestamp"}
+    assert await capture() == await capture() == []
+    changed = {"key_before": "{id} (fields as sent)", "key": "a-{id} (fields as sent)"}
+    assert await capture("a-{id}") == [changed]
+    assert await capture("a-{id}", "1h") == [{"interval_before": "15m", "interval": "1h"}]
+    changed = {"key_before": "a-{id} (fields as sent)", "key": own, "interval_before": "1h", "interval": "1d"}
+    assert await capture(own, "1d") == [changed]
+    changed = {"time_before": "timestamp", "time": "header.X-At in ms, else timestamp"}
+    assert await capture(own, "1d", **event_time) == [changed]
+    assert await capture(own, "1d", **event_time) == []
+    with_function = Capture(config(server.url, archive), key=own_key)
+    assert with_function.archiver.encoding.encoder.key_rule == own
+    (archive / "_watermark" / "ORDERS" / "archive.json").write_text("damaged")
+    assert await capture() == [], "the watermark cannot be read"
 
 
 def test_the_rule_names_what_keys_depend_on(tmp_path: Path) -> None:
@@ -153,3 +100,19 @@ def test_the_rule_names_what_keys_depend_on(tmp_path: Path) -> None:
     ):
         settings = config("nats://127.0.0.1:4222", tmp_path, key=key, decode=decode)
         assert describe_key(settings.key, settings.decode, None, None) == rule
+
+
+def test_a_url_with_the_key_cannot_be_combined_with_bundles(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"store.url: cannot contain \{key\} with block.bundles"):
+        config("nats://127.0.0.1:4222", f"{tmp_path}/{{key}}", block={"bundles": 4})
+
+
+async def test_a_capture_with_many_open_keys_and_no_bundles_says_so_once(
+    server: NatsServer, archive: Path, logged: Any
+) -> None:
+    many = MANY_KEYS + 1
+    await publish(server.url, [(f"orders.x.{number}", b"x", None) for number in range(many)])
+    async with running(config(server.url, archive, key="{subject[2]}")):
+        await until(lambda: bool(logged("keys.many")), "it is said")
+    (said,) = logged("keys.many")
+    assert (said["open_keys"], said["advice"]) == (many, "set block.bundles, or use a coarser key")

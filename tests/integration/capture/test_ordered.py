@@ -20,10 +20,9 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.config.captures import CaptureFiles
 from jetcapture_py.config.model import Config
-from jetcapture_py.errors import ConfigError, DrainError, MissingStreamError, SourceError
+from jetcapture_py.errors import ConfigError, DrainError, SourceError
 from jetcapture_py.jetstream import acks, ordered_acks
 from jetcapture_py.jetstream.consumer import consumer_config
-from jetcapture_py.jetstream.ordered_acks import Ordered
 from jetcapture_py.jetstream.ordered_consumer import GROUP, too_old, unsuitable
 from jetcapture_py.manage.apply import apply
 from jetcapture_py.monitoring.facts import gather, this_process
@@ -40,9 +39,9 @@ from tests.support.running import (
     connection,
     consumer,
     objects,
-    publish,
     rows,
     running,
+    seqs,
     settings,
     until,
 )
@@ -52,19 +51,14 @@ IN_ORDER = {"deny_delete": True, "deny_purge": True}
 AT_ONCE = {"max_age": "100ms"}
 
 
-def seqs(archive: Path) -> list[int]:
-    return [row[layout.SEQ] for row in rows(archive)]
-
-
 async def send(url: str, payloads: Iterable[bytes], subjects: int = 1) -> None:
     """Publish to a stream of which no message can be removed between others."""
     async with connection(url) as client:
         await client.jetstream().add_stream(name=STREAM, subjects=["orders.>"], **IN_ORDER)
         async with Publisher(client) as publisher:
             for number, payload in enumerate(payloads):
-                await publisher.publish(
-                    f"orders.{number % subjects}", payload, None if payload else [("A", "1"), ("A", "")]
-                )
+                headers = None if payload else [("A", "1"), ("A", "")]
+                await publisher.publish(f"orders.{number % subjects}", payload, headers)
             await publisher.flush()
 
 
@@ -79,116 +73,90 @@ async def floor(url: str) -> int:
     return int((await consumer(url)).ack_floor.stream_seq)
 
 
-def test_every_message_is_stored_as_it_was_published_and_acknowledged(tmp_path: Path) -> None:
-    asyncio.run(_every_message_is_stored_as_it_was_published_and_acknowledged(tmp_path))
+async def test_every_message_is_stored_as_it_was_published_and_acknowledged(server: NatsServer, archive: Path) -> None:
+    payloads = [*(b"%d" % number for number in range(3_000)), b""]
+    await send(server.url, payloads, subjects=7)
+    state = await capture_all(config(server.url, archive, source={**ORDERED, "max_ack_pending": 1_000}))
+    found = rows(archive)
+    assert [row[layout.PAYLOAD] for row in found] == payloads
+    assert {row[layout.HEADERS] is None for row in found[:-1]} == {True}
+    assert found[-1][layout.HEADERS] == [("A", ["1", ""])]
+    assert sum(name.rows for name in objects(archive)) == len(found)  # none of them stored twice
+    assert await floor(server.url) == len(found)
+    assert state.stats.acked == len(found)
+    assert state.archiver.sealed_by["pressure"]  # no block keeps others from being acknowledged
 
 
-async def _every_message_is_stored_as_it_was_published_and_acknowledged(tmp_path: Path) -> None:
-    with NatsServer(tmp_path / "server") as server:
-        payloads = [*(b"%d" % number for number in range(3_000)), b""]
-        await send(server.url, payloads, subjects=7)
-        state = await capture_all(
-            config(server.url, tmp_path / "archive", source={**ORDERED, "max_ack_pending": 1_000})
-        )
-        found = rows(tmp_path / "archive")
-        assert [row[layout.PAYLOAD] for row in found] == payloads
-        assert {row[layout.HEADERS] is None for row in found[:-1]} == {True}
-        assert found[-1][layout.HEADERS] == [("A", ["1", ""])]
-        assert sum(name.rows for name in objects(tmp_path / "archive")) == len(found)  # none of them stored twice
-        assert await floor(server.url) == len(found)
-        assert state.stats.acked == len(found)
-        assert state.archiver.sealed_by["pressure"]  # no block keeps others from being acknowledged
-
-
-def test_a_standby_is_ready_holds_nothing_and_takes_over(tmp_path: Path) -> None:
-    asyncio.run(_a_standby_is_ready_holds_nothing_and_takes_over(tmp_path))
-
-
-async def _a_standby_is_ready_holds_nothing_and_takes_over(tmp_path: Path) -> None:
-    with NatsServer(tmp_path / "server") as server:
-        await send(server.url, [b"1"])
-        configuration = config(server.url, tmp_path / "archive", source=ORDERED, block=AT_ONCE)
-        async with running(configuration) as standby:
-            await until(lambda: standby.acks.active, "the first replica is active")
-            async with running(configuration) as first:
-                first, standby = standby, first
-                await asyncio.sleep(0)
-                await send(server.url, [b"2"])
-                await until(lambda: first.stats.acked == 2, "the active replica has stored both messages")
-                assert not standby.acks.active
-                assert health(standby).ready
-                assert gather(History(standby), this_process()).role == "standby"
-                assert standby.ledger.held == standby.source.fetched == 0
-                await first.acks.stop()  # as SIGTERM does
-                await send(server.url, [b"3"])
-                await until(lambda: standby.stats.acked == 1, "the standby has taken over")
-        assert seqs(tmp_path / "archive") == [1, 2, 3]
-        assert await floor(server.url) == 3
+async def test_a_standby_is_ready_holds_nothing_and_takes_over(server: NatsServer, archive: Path) -> None:
+    await send(server.url, [b"1"])
+    configuration = config(server.url, archive, source=ORDERED, block=AT_ONCE)
+    async with running(configuration) as standby:
+        await until(lambda: standby.acks.active, "the first replica is active")
+        async with running(configuration) as first:
+            first, standby = standby, first
+            await asyncio.sleep(0)
+            await send(server.url, [b"2"])
+            await until(lambda: first.stats.acked == 2, "the active replica has stored both messages")
+            assert not standby.acks.active
+            assert health(standby).ready
+            assert gather(History(standby), this_process()).role == "standby"
+            assert standby.ledger.held == standby.source.fetched == 0
+            await first.acks.stop()  # as SIGTERM does
+            await send(server.url, [b"3"])
+            await until(lambda: standby.stats.acked == 1, "the standby has taken over")
+    assert seqs(archive) == [1, 2, 3]
+    assert await floor(server.url) == 3
 
 
 @pytest.mark.parametrize("max_ack_pending", [5, 1_000], ids=["as many as the consumer allows", "all of them"])
-def test_on_a_quiet_stream_what_a_dead_replica_holds_is_captured(tmp_path: Path, max_ack_pending: int) -> None:
+async def test_on_a_quiet_stream_what_a_dead_replica_holds_is_captured(
+    server: NatsServer, archive: Path, max_ack_pending: int
+) -> None:
     """The server pins another replica only when it has a message to deliver."""
-    asyncio.run(_on_a_quiet_stream_what_a_dead_replica_holds_is_captured(tmp_path, max_ack_pending))
+    await send(server.url, [b"x"] * 10)
+    ordered = config(server.url, archive, source={**ORDERED, "takeover": "10m"})
+    brief = {"priority_timeout": 200_000_000, "max_ack_pending": max_ack_pending}  # what the server has counts
+    async with connection(server.url) as dead:
+        await create(dead, ordered, **brief)
+        inbox = await dead.subscribe("inbox")
+        pull = json.dumps({"batch": 10, "expires": 10**10, "group": GROUP}).encode()
+        await dead.publish(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{CONSUMER}", pull, reply="inbox")
+        for _ in range(min(10, max_ack_pending)):
+            assert (await inbox.next_msg(60)).data
+    await capture_all(ordered)
+    assert seqs(archive) == list(range(1, 11))
+    assert await floor(server.url) == 10
 
 
-async def _on_a_quiet_stream_what_a_dead_replica_holds_is_captured(tmp_path: Path, max_ack_pending: int) -> None:
-    with NatsServer(tmp_path / "server") as server:
-        await send(server.url, [b"x"] * 10)
-        ordered = config(server.url, tmp_path / "archive", source={**ORDERED, "takeover": "10m"})
-        brief = {"priority_timeout": 200_000_000, "max_ack_pending": max_ack_pending}  # what the server has counts
-        async with connection(server.url) as dead:
-            await create(dead, ordered, **brief)
-            inbox = await dead.subscribe("inbox")
-            pull = json.dumps({"batch": 10, "expires": 10**10, "group": GROUP}).encode()
-            await dead.publish(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{CONSUMER}", pull, reply="inbox")
-            for _ in range(min(10, max_ack_pending)):
-                assert (await inbox.next_msg(60)).data
-        await capture_all(ordered)
-        assert seqs(tmp_path / "archive") == list(range(1, 11))
-        assert await floor(server.url) == 10
-
-
-def test_a_stopping_replica_acknowledges_what_it_stores_before_another_takes_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_stopping_replica_acknowledges_what_it_stores_before_another_takes_over(
+    server: NatsServer, archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ordered_acks, "HAND_OVER_S", 600)
     monkeypatch.setattr(ordered_acks, "STILL_S", 0)  # what is in flight while it drains does not arrive
-    asyncio.run(_a_stopping_replica_acknowledges_what_it_stores_before_another_takes_over(tmp_path))
-
-
-async def _a_stopping_replica_acknowledges_what_it_stores_before_another_takes_over(tmp_path: Path) -> None:
-    release, archive = threading.Event(), tmp_path / "archive"
+    release = threading.Event()
 
     class Slow(LocalStore):
         def put(self, name: ObjectName, data: pa.Buffer) -> str:
             release.wait(60)
             return super().put(name, data)
 
-    with NatsServer(tmp_path / "server") as server:
-        await send(server.url, [b"x"] * 1_000)
-        configuration = config(server.url, archive, source={**ORDERED, "takeover": "10m"})
-        stop, first = asyncio.Event(), Capture(configuration, store=Slow(str(archive)))
-        draining = asyncio.create_task(first.run(stop))
-        await until(lambda: first.archiver.blocks.messages == 1_000, "all are held")
-        async with running(configuration) as standby, connection(server.url) as client:
-            flow = asyncio.create_task(_flow(client))
-            await until(lambda: first.source.unacked > 3_000, "others arrive")
-            stop.set()
-            await until(lambda: bool(first.archiver.blocks.sealed), "it stores")
-            assert not standby.acks.active
-            release.set()
-            await draining
-            await until(lambda: standby.acks.active, "another has taken over", 10)
-            assert first.stats.acked == await floor(server.url) == _last(first.acks)
-            flow.cancel()
-        found = [name.rows for name in objects(archive)]
-        assert sum(found) == len(seqs(archive))
-
-
-def _last(ordered: object) -> int:
-    assert isinstance(ordered, Ordered)
-    return ordered.ordered.last_seq
+    await send(server.url, [b"x"] * 1_000)
+    configuration = config(server.url, archive, source={**ORDERED, "takeover": "10m"})
+    stop, first = asyncio.Event(), Capture(configuration, store=Slow(str(archive)))
+    draining = asyncio.create_task(first.run(stop))
+    await until(lambda: first.archiver.blocks.messages == 1_000, "all are held")
+    async with running(configuration) as standby, connection(server.url) as client:
+        flow = asyncio.create_task(_flow(client))
+        await until(lambda: first.source.unacked > 3_000, "others arrive")
+        stop.set()
+        await until(lambda: bool(first.archiver.blocks.sealed), "it stores")
+        assert not standby.acks.active
+        release.set()
+        await draining
+        await until(lambda: standby.acks.active, "another has taken over", 10)
+        assert first.stats.acked == await floor(server.url) == first.acks.ordered.last_seq  # type: ignore[attr-defined]
+        flow.cancel()
+    assert sum(name.rows for name in objects(archive)) == len(seqs(archive))
 
 
 async def _flow(client: Client) -> None:
@@ -198,78 +166,78 @@ async def _flow(client: Client) -> None:
         await client.flush()
 
 
-def test_a_drain_whose_last_acknowledgement_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asyncio.run(_a_drain_whose_last_acknowledgement_fails_says_so(tmp_path, monkeypatch))
-
-
-async def _a_drain_whose_last_acknowledgement_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_drain_whose_last_acknowledgement_fails_says_so(
+    server: NatsServer, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def unanswered(*_: object) -> acks.AckResult:
         return acks.AckResult.UNCONFIRMED
 
-    with NatsServer(tmp_path / "server") as server:
-        await send(server.url, [b"x"] * 10)
-        stop, capture = asyncio.Event(), Capture(config(server.url, tmp_path / "archive", source=ORDERED))
-        draining = asyncio.create_task(capture.run(stop))
-        await until(lambda: capture.archiver.blocks.messages == 10, "all are held")
-        monkeypatch.setattr(acks, "acknowledge", unanswered)
-        stop.set()
-        with pytest.raises(ExceptionGroup) as raised:
-            await draining
-        assert raised.value.subgroup(DrainError) is not None
+    await send(server.url, [b"x"] * 10)
+    stop, capture = asyncio.Event(), Capture(config(server.url, archive, source=ORDERED))
+    draining = asyncio.create_task(capture.run(stop))
+    await until(lambda: capture.archiver.blocks.messages == 10, "all are held")
+    monkeypatch.setattr(acks, "acknowledge", unanswered)
+    stop.set()
+    with pytest.raises(ExceptionGroup) as raised:
+        await draining
+    assert raised.value.subgroup(DrainError) is not None
 
 
-def test_a_missing_stream_is_reported_as_missing(tmp_path: Path) -> None:
-    with NatsServer(tmp_path / "server") as server, pytest.raises(MissingStreamError):
-        asyncio.run(capture_all(config(server.url, tmp_path / "archive", source=ORDERED)))
+async def test_after_a_reconnect_what_is_held_is_neither_stored_twice_nor_lost(
+    server: NatsServer, archive: Path
+) -> None:
+    await send(server.url, [b"x"] * 500)
+    async with running(config(server.url, archive, source=ORDERED)) as state:
+        await until(lambda: state.source.unacked == 500, "all messages are held")
+        server.kill()
+        await until(lambda: not state.source.connected, "the connection is lost")
+        server.start()
+        await send(server.url, [b"more"] * 500)
+        await until(lambda: state.source.unacked == 1_000, "the others have arrived")
+    assert seqs(archive) == list(range(1, 1_001))
+    assert sum(name.rows for name in objects(archive)) == 1_000
+    assert await floor(server.url) == 1_000
 
 
-def test_after_a_reconnect_what_is_held_is_neither_stored_twice_nor_lost(tmp_path: Path) -> None:
-    asyncio.run(_after_a_reconnect_what_is_held_is_neither_stored_twice_nor_lost(tmp_path))
+async def test_a_capture_goes_over_to_the_other_mode_without_a_gap_or_a_repetition(
+    server: NatsServer, archive: Path
+) -> None:
+    url = server.url
+    await send(url, [b"x"] * 100)
+    await capture_all(config(url, archive))
+    await send(url, [b"x"] * 100)
+    ordered = config(url, archive, source=ORDERED)
+    (refused,) = [each.plan.refusal for each in await apply(ordered, dry_run=False) if each.plan.kind == "consumer"]
+    assert refused is not None
+    assert refused.endswith("start_sequence to its ack floor + 1, which is now 101")
+    with pytest.raises(SourceError, match=r"is not one for source\.mode ordered"):
+        await capture_all(ordered)
+    start = {"consumer": "ordered", "deliver_policy": "by_start_sequence", "start_sequence": 101}
+    await capture_all(config(url, archive, source={**ORDERED, **start}))
+    assert seqs(archive) == list(range(1, 201))
+    assert sum(name.rows for name in objects(archive)) == 200
 
 
-async def _after_a_reconnect_what_is_held_is_neither_stored_twice_nor_lost(tmp_path: Path) -> None:
-    with NatsServer(tmp_path / "server") as server:
-        await send(server.url, [b"x"] * 500)
-        async with running(config(server.url, tmp_path / "archive", source=ORDERED)) as state:
-            await until(lambda: state.source.unacked == 500, "all messages are held")
-            server.kill()
-            await until(lambda: not state.source.connected, "the connection is lost")
-            server.start()
-            await send(server.url, [b"more"] * 500)
-            await until(lambda: state.source.unacked == 1_000, "the others have arrived")
-        assert seqs(tmp_path / "archive") == list(range(1, 1_001))
-        assert sum(name.rows for name in objects(tmp_path / "archive")) == 1_000
-        assert await floor(server.url) == 1_000
-
-
-def test_a_capture_goes_over_to_the_other_mode_without_a_gap_or_a_repetition(tmp_path: Path) -> None:
-    asyncio.run(_a_capture_goes_over_to_the_other_mode_without_a_gap_or_a_repetition(tmp_path))
-
-
-async def _a_capture_goes_over_to_the_other_mode_without_a_gap_or_a_repetition(tmp_path: Path) -> None:
-    with NatsServer(tmp_path / "server") as server:
-        url, archive = server.url, tmp_path / "archive"
-        await send(url, [b"x"] * 100)
-        await capture_all(config(url, archive))
-        await send(url, [b"x"] * 100)
-        ordered = config(url, archive, source=ORDERED)
-        (refused,) = [each.plan.refusal for each in await apply(ordered, dry_run=False) if each.plan.kind == "consumer"]
-        assert refused is not None
-        assert refused.endswith("start_sequence to its ack floor + 1, which is now 101")
-        with pytest.raises(SourceError, match=r"is not one for source\.mode ordered"):
-            await capture_all(ordered)
-        start = {"consumer": "ordered", "deliver_policy": "by_start_sequence", "start_sequence": 101}
-        await capture_all(config(url, archive, source={**ORDERED, **start}))
-        assert seqs(archive) == list(range(1, 201))
-        assert sum(name.rows for name in objects(archive)) == 200
-
-
-def test_a_stream_whose_messages_can_be_removed_is_refused(tmp_path: Path) -> None:
-    with NatsServer(tmp_path / "server") as server:
-        asyncio.run(publish(server.url, [("orders.1", b"1", None)]))
-        wanted = r"messages are only removed at its beginning \(deny_delete, deny_purge\)"
-        with pytest.raises(SourceError, match=wanted):
-            asyncio.run(capture_all(config(server.url, tmp_path / "archive", source=ORDERED)))
+@pytest.mark.parametrize(
+    ("stream", "consumer", "reason"),
+    [
+        (None, {}, "stream ORDERS does not exist"),
+        ({}, {}, r"messages are only removed at its beginning \(deny_delete, deny_purge\)"),
+        ({"retention": "workqueue"}, {}, "^a work queue needs an acknowledgement for each message"),
+        (IN_ORDER, {"max_deliver": 5}, r"has max_deliver 5; with source\.mode ordered it must be unlimited"),
+    ],
+)
+async def test_what_this_mode_cannot_capture_is_refused(
+    server: NatsServer, archive: Path, stream: dict[str, Any] | None, consumer: dict[str, Any], reason: str
+) -> None:
+    ordered = config(server.url, archive, source=ORDERED)
+    async with connection(server.url) as client:
+        if stream is not None:
+            await client.jetstream().add_stream(name=STREAM, subjects=["orders.>"], **stream)
+        if consumer:
+            await create(client, ordered, **consumer)
+    with pytest.raises(SourceError, match=reason):
+        await capture_all(ordered)
 
 
 def test_everything_that_removes_messages_between_others_is_named() -> None:
@@ -326,30 +294,3 @@ def test_captures_of_the_same_subjects_are_refused_only_in_this_mode(tmp_path: P
     assert refused("ordered", "orders.a", "orders.b") == ""
     problem = "captures some of the same subjects into this archive; set other source.filter_subjects"
     assert refused("ordered", "orders.*", "orders.a") == f"{tmp_path}/1.yaml: {tmp_path}/0.yaml {problem}"
-
-
-def test_a_consumer_that_gives_up_messages_is_refused(tmp_path: Path) -> None:
-    asyncio.run(_a_consumer_that_gives_up_messages_is_refused(tmp_path))
-
-
-async def _a_consumer_that_gives_up_messages_is_refused(tmp_path: Path) -> None:
-    with NatsServer(tmp_path / "server") as server:
-        await send(server.url, [b"1"])
-        ordered = config(server.url, tmp_path / "archive", source=ORDERED)
-        async with connection(server.url) as client:
-            await create(client, ordered, max_deliver=5)
-        with pytest.raises(SourceError, match=r"has max_deliver 5; with source\.mode ordered it must be unlimited"):
-            await capture_all(ordered)
-        assert await floor(server.url) == 0
-
-
-def test_a_work_queue_is_refused(tmp_path: Path) -> None:
-    asyncio.run(_a_work_queue_is_refused(tmp_path))
-
-
-async def _a_work_queue_is_refused(tmp_path: Path) -> None:
-    with NatsServer(tmp_path / "server") as server:
-        async with connection(server.url) as client:
-            await client.jetstream().add_stream(name=STREAM, subjects=["orders.>"], retention="workqueue")
-        with pytest.raises(SourceError, match=r"^a work queue needs an acknowledgement for each message"):
-            await capture_all(config(server.url, tmp_path / "archive", source=ORDERED))

@@ -15,7 +15,6 @@ from jetcapture_py.verify.findings import Kind, Report
 from jetcapture_py.verify.proof import prove, verify
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.repair import verify_and_repair
-from tests.integration.capture.test_watermark import filtered
 from tests.integration.verify.test_proof import captured, holes, orders, remove
 from tests.support import losses
 from tests.support.losses import Filtered
@@ -37,6 +36,14 @@ def doubtful(report: Report) -> set[int]:
     """Messages that a change of filters may have skipped."""
     ranges = [pair for loss in losses_of(report) if loss.kind == Kind.FILTERS for pair in spans(loss.ranges)]
     return {seq for first, last in ranges for seq in range(first, last + 1)}
+
+
+async def filtered(url: str, *subjects: str) -> None:
+    """The consumer selects these subjects from now on."""
+    async with connection(url) as client:
+        settings = (await client.jetstream().consumer_info(STREAM, CONSUMER)).config
+        settings.filter_subject, settings.filter_subjects = None, list(subjects)
+        await client.jetstream().add_consumer(STREAM, settings)
 
 
 async def test_what_earlier_filters_selected_is_missing_when_its_objects_are_gone(
