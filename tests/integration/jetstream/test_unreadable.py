@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +25,15 @@ from tests.integration.manage.api import ask, create
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, config, connection, running, settings, until
 
-Start = Callable[..., NatsServer]
 EVERYTHING = {"name": STREAM, "subjects": ["orders.>", "_INBOX.>"]}
 SELF = "so it would store every delivery again, without end"
+
+
+def many(server: NatsServer, directory: Path, **source: Any) -> CaptureFiles:
+    """A configuration of many streams."""
+    sections = settings(server.url, directory / "archive")
+    (directory / "all.yaml").write_text(yaml.safe_dump({**sections, "source": {**source, "consumer": "c"}}))
+    return CaptureFiles([directory / "all.yaml"], find=on_server)
 
 
 async def spark(configuration: Config) -> None:
@@ -52,7 +56,7 @@ async def reasons(configuration: Config) -> list[str]:
         with pytest.raises(SourceError) as caught:
             await asyncio.wait_for(work(), 60)
         said.append(str(caught.value))
-    body = {"stream_name": STREAM, "config": {"name": CONSUMER, "durable_name": CONSUMER, "ack_policy": "explicit"}}
+    body = {"stream_name": STREAM, "config": {"durable_name": CONSUMER, "ack_policy": "explicit"}}
     await ask(configuration.nats.servers[0], f"CONSUMER.CREATE.{STREAM}.{CONSUMER}", body)
     report = await verify(configuration)
     assert not report.complete
@@ -75,29 +79,19 @@ async def reasons(configuration: Config) -> list[str]:
         ),
     ],
 )
-def test_every_command_refuses_it_in_one_line(
-    nats_server: Start, tmp_path: Path, streams: list[dict[str, Any]], text: str
+async def test_every_command_refuses_it_in_one_line(
+    server: NatsServer, archive: Path, streams: list[dict[str, Any]], text: str
 ) -> None:
-    server = nats_server()
-
-    async def scenario() -> None:
-        for stream in streams:
-            await create(server.url, stream)
-        async with connection(server.url) as client:
-            await client.jetstream().publish("orders.a", b"x")
-        said = await reasons(config(server.url, tmp_path / "archive"))
-        assert len(said) >= 5
-        assert all(text in line and "\n" not in line for line in said)
-
-    asyncio.run(scenario())
+    for stream in streams:
+        await create(server.url, stream)
+    async with connection(server.url) as client:
+        await client.jetstream().publish("orders.a", b"x")
+    said = await reasons(config(server.url, archive))
+    assert len(said) >= 5
+    assert all(text in line and "\n" not in line for line in said)
 
 
-def test_a_configuration_of_many_leaves_it_out_and_a_running_capture_ends(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server()
-    file = tmp_path / "all.yaml"
-    file.write_text(
-        yaml.safe_dump({**settings(server.url, tmp_path / "a"), "source": {"streams": ["*"], "consumer": "c"}})
-    )
+def test_a_configuration_of_many_leaves_it_out_and_a_running_capture_ends(server: NatsServer, tmp_path: Path) -> None:
     asyncio.run(create(server.url, {"name": STREAM, "subjects": ["orders.>"]}))
 
     async def edited() -> None:
@@ -108,15 +102,12 @@ def test_a_configuration_of_many_leaves_it_out_and_a_running_capture_ends(nats_s
 
     with pytest.raises(SourceError, match=SELF):
         asyncio.run(edited())
-    found = CaptureFiles([file], find=on_server).select()
+    found = many(server, tmp_path, streams=["*"]).select()
     assert found.configs == {}
     assert [SELF in reason for reason in found.left_out.values()] == [True]
 
 
-def test_captures_whose_notifications_feed_each_other_are_refused(
-    nats_server: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    server = nats_server()
+def test_captures_whose_notifications_feed_each_other_are_refused(server: NatsServer, tmp_path: Path) -> None:
     files = {}
     for name, other in (("A", "b"), ("B", "a")):
         asyncio.run(create(server.url, {"name": name, "subjects": [f"{name.lower()}.>"]}))
@@ -130,9 +121,8 @@ def test_captures_whose_notifications_feed_each_other_are_refused(
     text = "stream A takes a.stored, notifications of stream B that follow from its own, so that every object"
     assert [text in finding.text for finding in found.problems] == [True]
     assert asyncio.run(check(one)).problems == []
-    with caplog.at_level(logging.ERROR):
-        supervisor = Supervisor(both)
-        asyncio.run(asyncio.wait_for(supervisor.run(selected), 60))
+    supervisor = Supervisor(both)
+    asyncio.run(asyncio.wait_for(supervisor.run(selected), 60))
     assert supervisor.code == 2
 
 
@@ -147,21 +137,12 @@ def test_captures_whose_notifications_feed_each_other_are_refused(
     ids=["exact", "mistyped", "work queue", "too many"],
 )
 def test_a_run_until_caught_up_fails_if_a_selected_stream_is_not_captured(
-    nats_server: Start, tmp_path: Path, source: dict[str, Any], left_out: dict[str, str], code: int
+    server: NatsServer, tmp_path: Path, source: dict[str, Any], left_out: dict[str, str], code: int
 ) -> None:
-    server = nats_server()
-    file = tmp_path / "all.yaml"
-    file.write_text(
-        yaml.safe_dump({**settings(server.url, tmp_path / "a"), "source": {**source, "consumer": CONSUMER}})
-    )
-
-    async def streams() -> None:
-        await create(server.url, {"name": STREAM, "subjects": ["orders.>"]})
-        await create(server.url, {"name": "JOBS", "subjects": ["jobs.>"], "retention": "workqueue"})
-        await create(server.url, {"name": "KV_cfg", "subjects": ["$KV.cfg.>"]})
-
-    asyncio.run(streams())
-    files = CaptureFiles([file], find=on_server)
+    asyncio.run(create(server.url, {"name": STREAM, "subjects": ["orders.>"]}))
+    asyncio.run(create(server.url, {"name": "JOBS", "subjects": ["jobs.>"], "retention": "workqueue"}))
+    asyncio.run(create(server.url, {"name": "KV_cfg", "subjects": ["$KV.cfg.>"]}))
+    files = many(server, tmp_path, **source)
     selected = files.select()
     assert {capture.stream: reason for capture, reason in selected.left_out.items()} == left_out
     supervisor = Supervisor(files, until_caught_up=True)
