@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,7 +26,6 @@ from tests.integration.manage.api import ask, create
 from tests.support.nats_server import NatsServer
 from tests.support.running import CONSUMER, STREAM, config, publish, settings
 
-Start = Callable[..., NatsServer]
 SECOND = 10**9
 EXPLICIT = {"name": CONSUMER, "durable_name": CONSUMER, "ack_policy": "explicit", "ack_wait": 120 * SECOND}
 
@@ -44,58 +44,121 @@ def consumer_of(server: NatsServer, **settings: Any) -> None:
 
 
 def test_a_set_up_that_works_has_no_problem_and_exit_code_0(
-    nats_server: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: NatsServer, archive: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server = nats_server()
     asyncio.run(publish(server.url, [(f"orders.{n % 3}", b"x", None) for n in range(100)]))
-    configuration = config(server.url, tmp_path / "archive", block={"interval": "1m"})
+    configuration = config(server.url, archive, block={"interval": "1m"})
     assert problems(configuration) == []
     assert show_one(run(configuration)) == 0
     text = capsys.readouterr().out
     for part in ("JetStream", "clock", "consumer", "permission", "decode", "objects", "retention", "store"):
         assert f"ok       {part}" in text
     assert asyncio.run(ask(server.url, f"STREAM.INFO.{STREAM}"))["state"]["consumer_count"] == 0
-    assert f"ok       store        {tmp_path}/archive is empty or missing: a new archive\n" in text
-    assert not (tmp_path / "archive").exists()
+    assert f"ok       store        {archive} is empty or missing: a new archive\n" in text
+    assert not archive.exists()
+    (line,) = [line for line in text.splitlines() if line.startswith("ok       objects")]
+    assert re.search(r"objects will have about .* messages? \(.*\); `jetcapture maintain` merges them$", line)
+    assert show_one(run(configuration, outage=None), as_json=True) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], found["figures"]["keys"], found["findings"][0].keys()) == (True, 3, {"about", "level", "text"})
+    assert found["figures"]["messages_per_object"] >= 1
 
 
-def test_no_server_and_no_jetstream_are_found(nats_server: Start, tmp_path: Path) -> None:
-    (found,) = problems(config("nats://127.0.0.1:9", tmp_path))
-    assert found.about == "connection"
-    server = nats_server("accounts { A { users: [{ user: a, password: a }] } }\nno_auth_user: a")
-    (found,) = problems(config(server.url, tmp_path))
-    assert found.about == "JetStream"
-    assert "enable" in found.text
+BRIEF = {"max_age": 600 * SECOND, "duplicate_window": 60 * SECOND}
+NO_ACKS = {"ack_policy": "none", "max_ack_pending": -1, "ack_wait": 0}
+MISSING = f"stream {STREAM} does not exist"
+FOUND: list[tuple[dict[str, Any] | None, dict[str, Any] | None, dict[str, Any], str, str]] = [
+    ({}, None, {"source": {"ack_wait": "2s"}}, "ack_wait", "set it to 30s"),
+    ({}, {"ack_wait": SECOND}, {}, "ack_wait", ""),
+    ({}, {"deliver_subject": "push.here"}, {}, "consumer", "is a push consumer"),
+    ({}, NO_ACKS, {}, "consumer", "has ack_policy none"),
+    ({}, {"headers_only": True}, {}, "consumer", "has headers_only set"),
+    ({}, None, {"source": {"filter_subjects": ["a.*"]}}, "", "a.* matches none of the stream's subjects (orders.>)"),
+    ({}, None, {"store": {"url": "/dev/null/archive"}}, "store", ""),
+    (BRIEF, None, {}, "retention", "keeps messages for 10m (max_age)"),
+    (None, None, {"stream": {"subjects": ["orders.>"]}}, "", f"{MISSING}; `jetcapture apply` creates it"),
+    (None, None, {}, "", MISSING),
+]
+
+
+def test_what_keeps_a_capture_from_working_is_found(server: NatsServer, tmp_path: Path) -> None:
+    for stream, consumer, sections, about, text in FOUND:
+        if stream is not None:
+            stream_of(server, **stream)
+        if consumer is not None:
+            consumer_of(server, **consumer)
+        found = problems(config(server.url, tmp_path, **sections))
+        if about == "consumer":  # of another kind, it may have other problems as well
+            found = [problem for problem in found if problem.about == about]
+        (problem,) = found
+        assert text in problem.text
+        assert about in ("", problem.about)
+        if stream is not None:
+            asyncio.run(ask(server.url, f"STREAM.DELETE.{STREAM}"))
+    stream_of(server, max_age=12 * 3600 * SECOND)
+    assert problems(config(server.url, tmp_path)) == []
+    (problem,) = problems(config(server.url, tmp_path), outage=2 * 86_400.0)
+    assert "raise max_age to keep 2d or more" in problem.text
+
+
+USERS = """
+authorization {
+  users: [
+    { user: a, password: a }
+    { user: capture, password: c, permissions: { subscribe: "_INBOX.>", publish: %s } }
+  ]
+}
+"""
+ACCOUNTS = """
+accounts {
+  A {
+    jetstream: enabled, users: [{ user: a, password: a }], exports: [{ service: "$JS.API.>", response_type: stream }]
+  }
+  DEAF {
+    users: [{ user: capture, password: c }]
+    imports: [{ service: { account: A, subject: "$JS.API.>" }, to: "JS.owner.API.>" }]
+  }
+}
+"""
+NO_PULLS = '["$JS.API.INFO", "$JS.API.STREAM.>", "$JS.API.CONSUMER.*.ORDERS.*", "$JS.ACK.>"]'
+NO_ACK = f"$JS.ACK.{STREAM}.{CONSUMER}.>"
 
 
 @pytest.mark.parametrize(
-    ("allowed", "missing"),
+    ("servers", "login", "missing"),
     [
-        (["$JS.API.>"], f"$JS.ACK.{STREAM}.{CONSUMER}.>"),
-        (["$JS.API.INFO", "$JS.API.STREAM.>", "$JS.API.CONSUMER.*.ORDERS.*", "$JS.ACK.>"], "CONSUMER.MSG.NEXT"),
+        (USERS % '["$JS.API.>"]', {}, NO_ACK),
+        (USERS % NO_PULLS, {}, "CONSUMER.MSG.NEXT"),
+        (ACCOUNTS, {"api_prefix": "JS.owner.API"}, f"nobody receives acknowledgements to {NO_ACK}; import $JS.ACK.>"),
     ],
+    ids=["acknowledgements", "pulls", "import"],
 )
-def test_a_missing_permission_is_found(nats_server: Start, tmp_path: Path, allowed: list[str], missing: str) -> None:
-    server = nats_server(
-        "authorization { users: [ { user: admin, password: a }, { user: capture, password: c, permissions: "
-        f"{{ publish: {json.dumps(allowed)}, subscribe: '_INBOX.>' }} }} ] }}\nno_auth_user: admin"
-    )
+def test_a_missing_permission_or_import_is_found(
+    nats_server: Callable[..., NatsServer], tmp_path: Path, servers: str, login: dict[str, str], missing: str
+) -> None:
+    server = nats_server(f"{servers}\nno_auth_user: a")
     stream_of(server)
     consumer_of(server)
-    login = {"user": "capture", "password": "c"}
-    (found,) = problems(config(server.url, tmp_path, nats=login))
-    assert found.about == "permission"
+    (found,) = problems(config(server.url, tmp_path, nats={"user": "capture", "password": "c", **login}))
     assert missing in found.text
 
 
-def test_an_ack_wait_that_is_too_short_is_found(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server()
-    stream_of(server)
-    (found,) = problems(config(server.url, tmp_path, source={"ack_wait": "2s"}))
-    assert (found.about, "set it to 30s" in found.text) == ("ack_wait", True)
-    consumer_of(server, ack_wait=SECOND)
-    (found,) = problems(config(server.url, tmp_path))
-    assert found.about == "ack_wait"
+def test_limits_of_the_account_and_no_jetstream_and_no_server_are_found(
+    nats_server: Callable[..., NatsServer], tmp_path: Path
+) -> None:
+    account = "accounts { A { %s users: [{ user: a, password: a }] } }\nno_auth_user: a"
+    server = nats_server(account % "jetstream: { max_ack_pending: 1000, max_consumers: 1 }\n")
+    asyncio.run(create(server.url, {"name": STREAM, "subjects": ["orders.>"]}))
+    other = {"stream_name": STREAM, "config": {"name": "other", "durable_name": "other", "ack_policy": "explicit"}}
+    asyncio.run(ask(server.url, f"CONSUMER.CREATE.{STREAM}.other", other))
+    first, second = problems(config(server.url, tmp_path))
+    assert (first.about, second.about) == ("account", "account")
+    assert "a max_ack_pending of 1000" in first.text
+    assert "1 consumers and has 1" in second.text
+    (found,) = problems(config(nats_server(account % "").url, tmp_path))
+    assert (found.about, "enable" in found.text) == ("JetStream", True)
+    (found,) = problems(config("nats://127.0.0.1:9", tmp_path))
+    assert found.about == "connection"
 
 
 def test_an_object_of_the_users_that_is_missing_is_the_same_error_as_of_a_start(tmp_path: Path) -> None:
@@ -112,59 +175,6 @@ def test_an_object_of_the_users_that_is_missing_is_the_same_error_as_of_a_start(
             run(configuration)
         assert of_a_check.value.problems == of_a_start.value.problems
         assert "cannot import jetcapture_py.text:" in str(of_a_check.value)
-
-
-def test_a_users_store_is_probed(tmp_path: Path) -> None:
-    store = {"type": "examples.hooks:SqliteStore", "url": f"sqlite://{tmp_path}/archive.db"}
-    findings = asyncio.run(check(config("nats://127.0.0.1:9", tmp_path, store=store)))
-    assert [each.level for each in findings.items if each.about == "store"] == ["ok"]
-    assert (tmp_path / "archive.db").exists()
-
-
-def test_a_store_that_cannot_be_written_is_found(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server()
-    stream_of(server)
-    (tmp_path / "file").write_text("")
-    (found,) = problems(config(server.url, tmp_path / "file" / "archive"))
-    assert found.about == "store"
-
-
-def test_limits_of_the_account_are_found(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server(
-        "accounts { A { jetstream: { max_ack_pending: 1000, max_consumers: 1 }\n"
-        "users: [{ user: a, password: a }] } }\nno_auth_user: a"
-    )
-    stream_of(server)
-    other = {"stream_name": STREAM, "config": {"name": "other", "durable_name": "other", "ack_policy": "explicit"}}
-    asyncio.run(ask(server.url, f"CONSUMER.CREATE.{STREAM}.other", other))
-    first, second = problems(config(server.url, tmp_path))
-    assert (first.about, second.about) == ("account", "account")
-    assert "a max_ack_pending of 1000" in first.text
-    assert "1 consumers and has 1" in second.text
-
-
-OTHER_KINDS: list[tuple[dict[str, Any], str]] = [
-    ({"deliver_subject": "push.here"}, "is a push consumer"),
-    ({"ack_policy": "none", "max_ack_pending": -1, "ack_wait": 0}, "has ack_policy none"),
-    ({"headers_only": True}, "has headers_only set"),
-]
-
-
-def test_a_consumer_of_another_kind_is_found(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server()
-    stream_of(server)
-    for changes, reason in OTHER_KINDS:
-        consumer_of(server, **changes)
-        (found,) = [problem for problem in problems(config(server.url, tmp_path)) if problem.about == "consumer"]
-        assert reason in found.text
-        asyncio.run(ask(server.url, f"CONSUMER.DELETE.{STREAM}.{CONSUMER}"))
-
-
-def test_a_filter_that_matches_nothing_is_found(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server()
-    stream_of(server)
-    (found,) = problems(config(server.url, tmp_path, source={"filter_subjects": ["order.*"]}))
-    assert found.text.startswith("order.* matches none of the stream's subjects (orders.>)")
 
 
 def warnings(configuration: Config) -> dict[str, list[str]]:
@@ -184,9 +194,8 @@ def reading(number: int) -> bytes:
 
 
 def test_keys_columns_and_times_that_no_message_has_are_found_and_every_reason_of_quarantine(
-    nats_server: Start, tmp_path: Path
+    server: NatsServer, tmp_path: Path
 ) -> None:
-    server = nats_server()
     asyncio.run(publish(server.url, [("orders.a", reading(number), None) for number in range(100)]))
 
     def decoded(path: str, key: str, **sections: Any) -> dict[str, list[str]]:
@@ -222,38 +231,11 @@ def test_keys_columns_and_times_that_no_message_has_are_found_and_every_reason_o
     assert "no message of the newest 100 messages has block.time (header.Time), so all take the stream's time" in time
 
 
-def test_one_line_says_how_large_objects_will_be_and_that_they_are_merged(
-    nats_server: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server = nats_server()
-    asyncio.run(publish(server.url, [("orders.a", b"x", None) for _ in range(5_000)]))
-    configuration = config(server.url, tmp_path, source={"max_ack_pending": 1_000})
-    assert show_one(run(configuration)) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ok       objects")]
-    assert line.endswith(
-        "messages/s and 1 key, objects will have about 333 messages (source.max_ack_pending); "
-        "`jetcapture maintain` merges them"
-    )
-
-
-def test_a_retention_that_is_too_short_is_found(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server()
-    stream_of(server, max_age=600 * SECOND, duplicate_window=60 * SECOND)
-    (found,) = problems(config(server.url, tmp_path))
-    assert (found.about, "keeps messages for 10m (max_age)" in found.text) == ("retention", True)
-    asyncio.run(ask(server.url, f"STREAM.DELETE.{STREAM}"))
-    stream_of(server, max_age=12 * 3600 * SECOND)
-    assert problems(config(server.url, tmp_path)) == []
-    (found,) = problems(config(server.url, tmp_path), outage=2 * 86_400.0)
-    assert "raise max_age to keep 2d or more" in found.text
-
-
-def test_a_wrong_clock_is_found(nats_server: Start, tmp_path: Path) -> None:
+def test_a_wrong_clock_is_found(server: NatsServer, tmp_path: Path) -> None:
     clock = Clock(tmp_path)
     if not clock.can_jump:
         pytest.skip("needs a C compiler")
     clock.shift(3600)
-    server = nats_server()
     stream_of(server)
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(settings(server.url, tmp_path / "archive")))
@@ -263,28 +245,6 @@ def test_a_wrong_clock_is_found(nats_server: Start, tmp_path: Path) -> None:
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("problem")]
     assert "clock" in line
     assert "ahead of the server's; synchronize both with NTP" in line
-
-
-def test_a_stream_that_is_missing_is_found(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server()
-    (found,) = problems(config(server.url, tmp_path, stream={"subjects": ["orders.>"]}))
-    assert found.text == "stream ORDERS does not exist; `jetcapture apply` creates it"
-    (found,) = problems(config(server.url, tmp_path))
-    assert "does not exist" in found.text
-
-
-def test_json_has_the_findings_and_the_figures(
-    nats_server: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    server = nats_server()
-    asyncio.run(publish(server.url, [(f"orders.{n % 3}", b"x", None) for n in range(100)]))
-    assert show_one(run(config(server.url, tmp_path), outage=None), as_json=True) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["ok"] is True
-    assert {"about", "level", "text"} == set(found["findings"][0])
-    figures = found["figures"]
-    assert figures["keys"] == 3
-    assert figures["messages_per_object"] >= 1
 
 
 def test_servers_whose_consumers_skip_messages_are_known_by_their_versions() -> None:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.acceptance.test_run import command
-from tests.integration.manage.api import create
+from tests.integration.manage.api import ask, create
 from tests.support.commands import jetcapture
 from tests.support.documents import ARCHIVE, SERVER, blocks
 from tests.support.nats_server import NatsServer
 from tests.support.running import connection
 from tests.support.several import fill, subject
 
-Start = Callable[..., NatsServer]
 STREAMS = ("ORDERS-1", "ORDERS-2", "OTHER")
 MESSAGES = 40
 
@@ -64,21 +61,13 @@ def of_account(streams: Iterable[str]) -> list[str]:
 ALL = of_account((*STREAMS, "KV_settings", "OBJ_files"))
 
 
-@pytest.fixture
-def captured(nats_server: Start, tmp_path: Path) -> tuple[str, Path]:
-    """The server's address, and a configuration of everything there, captured once."""
-    url = nats_server().url
-    asyncio.run(holding(url))
-    path = account(url, tmp_path)
+def test_every_command_says_a_line_of_each_stream_of_an_account_and_fails_if_one_does(
+    server: NatsServer, tmp_path: Path
+) -> None:
+    asyncio.run(holding(server.url))
+    path = account(server.url, tmp_path)
     done = command("run", str(path), "--until-caught-up")
     assert done.returncode == 1, done.stderr  # the work queue is left out
-    return url, path
-
-
-def test_every_command_says_a_line_of_each_stream_of_an_account_and_fails_if_one_does(
-    captured: tuple[str, Path], tmp_path: Path
-) -> None:
-    url, path = captured
     assert {each.name for each in (tmp_path / "archive").iterdir() if not each.name.startswith(("_", "."))} == {
         *STREAMS,
         "KV_settings",
@@ -101,16 +90,21 @@ def test_every_command_says_a_line_of_each_stream_of_an_account_and_fails_if_one
     assert {name: each["messages"] for name, each in records(erased.stdout).items() if each["messages"]} == {
         "account.ORDERS-2": MESSAGES
     }
+    one = ("--stream", "OTHER")
+    complete = "complete: every one of 41 messages up to sequence 41"
+    assert jetcapture("verify", str(path), *one).stdout.startswith(complete), "one stream is shown in full"
+    assert "no JSON" in jetcapture("quarantine", "show", str(path), "41", *one).stdout
+    for words, message in (
+        (("tap",), "source.streams: expected a configuration of one stream, or --stream to choose one of many"),
+        (("erase", "--seq", "3", "--reason", "request 2"), "expected one capture, got 5; --stream chooses one"),
+    ):
+        done = jetcapture(words[0], str(path), *words[1:])
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", f"jetcapture: {message}\n")
     (tmp_path / "archive" / "ORDERS-1").rename(tmp_path / "elsewhere")
     done = jetcapture("verify", str(path), "--json")
     codes = {name: each["exit_code"] for name, each in records(done.stdout).items()}
     assert (done.returncode, codes["account.ORDERS-1"], codes["account.OTHER"]) == (1, 1, 0)
-
-    async def delete() -> None:
-        async with connection(url) as client:
-            await client.jetstream().delete_stream("ORDERS-2")
-
-    asyncio.run(delete())
+    asyncio.run(ask(server.url, "STREAM.DELETE.ORDERS-2"))
     assert names(jetcapture("objects", str(path)).stdout) == of_account(
         ("ORDERS-2", "OTHER", "KV_settings", "OBJ_files")
     )
@@ -126,32 +120,7 @@ def test_what_the_file_system_has_in_the_archive_is_no_stream_and_nothing_to_do_
         assert done.stderr == "no captures: the configuration selects no stream and no bucket\n"
 
 
-def test_verify_fails_if_it_has_no_capture_to_prove(nats_server: Start, tmp_path: Path) -> None:
-    done = jetcapture("verify", str(account(nats_server().url, tmp_path)))
+def test_verify_fails_if_it_has_no_capture_to_prove(server: NatsServer, tmp_path: Path) -> None:
+    done = jetcapture("verify", str(account(server.url, tmp_path)))
     assert (done.stdout, done.returncode) == ("", 1), done.stderr
     assert done.stderr == "no captures: the configuration selects no stream and no bucket\n"
-
-
-@pytest.mark.exhaustive
-def test_one_stream_of_an_account_is_shown_in_full_and_commands_for_one_ask_for_it(
-    captured: tuple[str, Path],
-) -> None:
-    _, path = captured
-    one = ("--stream", "OTHER")
-    assert jetcapture("verify", str(path), *one).stdout.startswith(
-        "complete: every one of 41 messages up to sequence 41"
-    )
-    assert "no JSON" in jetcapture("quarantine", "show", str(path), "41", *one).stdout
-    assert "40  " in jetcapture("tap", str(path), "-n", "3", *one).stdout
-    done = jetcapture("tap", str(path))
-    assert done.returncode == 2
-    assert done.stderr == (
-        "jetcapture: source.streams: expected a configuration of one stream, or --stream to choose one of many\n"
-    )
-    done = jetcapture("objects", str(path), "--stream", "NONE")
-    assert done.returncode == 0, "its name fits"
-    done = jetcapture("objects", str(path), "--stream", "KV_settings", "--stream", "_watermark")
-    assert done.returncode == 2
-    done = jetcapture("erase", str(path), "--seq", "3", "--reason", "request 2")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "jetcapture: expected one capture, got 5; --stream chooses one\n"

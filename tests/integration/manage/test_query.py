@@ -11,9 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import tracemalloc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,8 +28,10 @@ from jetcapture_py.options import ChosenArchive
 from jetcapture_py.reading.duckdb import ArchiveViews
 from jetcapture_py.reading.plan import ReadPlan
 from jetcapture_py.reading.selection import Selection
-from tests.support import azurite, s3
+from jetcapture_py.store.archive import ArchiveFiles
+from tests.support import s3
 from tests.support.archives import HOUR, Archive
+from tests.support.commands import jetcapture
 from tests.support.running import settings
 
 SUMS = "SELECT key, sum(amount) AS total FROM archive GROUP BY key ORDER BY key NULLS FIRST"
@@ -41,8 +40,8 @@ FOREVER = "SELECT count(*) FROM range(1000000000) a, range(1000) b WHERE a.range
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> Archive:
-    return Archive(tmp_path / "archive")
+def archive(archive: Path) -> Archive:
+    return Archive(archive)
 
 
 @pytest.fixture
@@ -54,141 +53,93 @@ def orders(archive: Archive) -> Archive:
     return archive
 
 
-@pytest.fixture
-def query(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run the command in this process; its exit code."""
-
-    def run(archive: Archive | str, *words: str) -> int:
-        first = [archive.url, "ORDERS"] if isinstance(archive, Archive) else [archive]
-        monkeypatch.setattr(sys, "argv", ["jetcapture", "query", *first, *words])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return int(ended.value.code or 0)
-
-    return run
+def query(archive: Archive | str, *words: str, code: int = 0) -> str:
+    """Run the command; what it prints, or its error with another exit code."""
+    done = jetcapture("query", *([archive.url, "ORDERS"] if isinstance(archive, Archive) else [archive]), *words)
+    assert done.returncode == code, done.stderr
+    return done.stderr if code else done.stdout
 
 
-def session_of(archive: Archive, form: str = "csv", output: str | None = None) -> Any:
+def told(archive: Archive | str, *words: str) -> list[str]:
+    """The lines that the command prints as CSV, without the names."""
+    return query(archive, *words, "--format", "csv").splitlines()[1:]
+
+
+def session_of(archive: Archive, form: str = "csv") -> Any:
     """A session that writes in this format."""
-    others = {"complete_only": False, "dedupe": "auto", "parquet_only": False, "form": form, "output": output}
+    others = {"complete_only": False, "dedupe": "auto", "parquet_only": False, "form": form, "output": None}
     chosen = ChosenArchive(url=archive.url, stream="ORDERS", options={})
     return command._session(command.QueryRequest(archive=chosen, selection=Selection(), **others))
 
 
-@pytest.fixture
-def told(query: Any, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run the command, which succeeds; the lines that it prints as CSV, without the names."""
-
-    def run(archive: Archive | str, *words: str) -> list[str]:
-        assert query(archive, *words, "--format", "csv") == 0, capsys.readouterr().err
-        return capsys.readouterr().out.splitlines()[1:]
-
-    return run
+def test_a_table_is_the_default(orders: Archive) -> None:
+    assert query(orders, SUMS).splitlines() == ["key   total", "----  -----", "NULL  100.0", "eu    4.0", "us    10.0"]
 
 
-# ---------------------------------------------------------------------- output
-
-
-def test_a_table_is_the_default(orders: Archive, query: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert query(orders, SUMS) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "key   total",
-        "----  -----",
-        "NULL  100.0",
-        "eu    4.0",
-        "us    10.0",
-    ]
-
-
-def test_csv_and_json_write_values_as_spark_does(
-    orders: Archive, query: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_csv_and_json_write_values_as_spark_does(orders: Archive) -> None:
     values = (
         "'a,\"b\n' AS text, NULL AS nothing, [1, 2] AS list, '\\x00\\xff'::BLOB AS bytes, 1e10 AS number, "
         "TIMESTAMPTZ '2026-05-01 12:00:00.5Z' AS at, {'a': DATE '2026-05-01'} AS s, MAP {1.5: true} AS m, "
         "INTERVAL '-1 month -2 days -00:00:01' AS i"
     )
-    assert query(orders, f"SELECT {values}", "--format", "csv") == 0
-    names, row = csv.reader(io.StringIO(capsys.readouterr().out))
+    names, row = csv.reader(io.StringIO(query(orders, f"SELECT {values}", "--format", "csv")))
     assert names == ["text", "nothing", "list", "bytes", "number", "at", "s", "m", "i"]
     assert row == [
         *('a,"b\n', "", "[1,2]", "AP8=", "10000000000.0"),
         *("2026-05-01 12:00:00.5", '{"a":"2026-05-01"}', '{"1.5":true}', "-1 month -2 days -00:00:01"),
     ]
-    assert query(orders, f"SELECT {values}", "--format", "json") == 0
-    assert list(json.loads(capsys.readouterr().out).values())[:-1] == [
+    assert list(json.loads(query(orders, f"SELECT {values}", "--format", "json")).values())[:-1] == [
         *('a,"b\n', None, [1, 2], "AP8=", 1e10),
         *("2026-05-01T12:00:00.500000Z", {"a": "2026-05-01"}, {"1.5": True}),
     ]
-    assert query(orders, "SELECT 1 AS n, 2 AS n", "--format", "json") == 1
-    assert "two columns are called n" in capsys.readouterr().err
+    assert "two columns are called n" in query(orders, "SELECT 1 AS n, 2 AS n", "--format", "json", code=1)
 
 
-def test_a_file_appears_only_when_the_statement_succeeded(orders: Archive, query: Any, tmp_path: Path) -> None:
+def test_a_file_appears_only_when_the_statement_succeeded(orders: Archive, tmp_path: Path) -> None:
     good, bad, sums = (str(tmp_path / name) for name in ("good.csv", "bad.csv", "sums.parquet"))
-    assert query(orders, SUMS, "--format", "csv", "--output", good) == 0
+    query(orders, SUMS, "--format", "csv", "--output", good)
     assert Path(good).read_text() == "key,total\n,100.0\neu,4.0\nus,10.0\n"
-    assert query(orders, "SELECT error('no') FROM archive", "--format", "csv", "--output", bad) == 1
-    assert query(orders, SUMS, "--format", "parquet", "--output", sums) == 0
+    query(orders, "SELECT error('no') FROM archive", "--format", "csv", "--output", bad, code=1)
+    query(orders, SUMS, "--format", "parquet", "--output", sums)
     assert pq.read_table(sums).column("total").to_pylist() == [100.0, 4.0, 10.0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive", "good.csv", "sums.parquet"]
-    assert query(orders, SUMS, "--format", "parquet") == 2
-    assert query(orders, SUMS, "--format", "csv", "--output", "s3://bucket/sums.csv") == 2
+    query(orders, "SELECT range AS n FROM range(200000)", "--format", "parquet", "--output", sums)
+    assert (pq.read_metadata(sums).num_rows, pq.read_metadata(sums).num_row_groups) == (200_000, 2)
+    query(orders, SUMS, "--format", "parquet", code=2)
+    query(orders, SUMS, "--format", "csv", "--output", "s3://bucket/sums.csv", code=2)
 
 
-def test_a_link_a_pipe_and_an_open_file_stay_what_they_are(orders: Archive, query: Any, tmp_path: Path) -> None:
-    link, pipe, opened = (tmp_path / name for name in ("link.csv", "pipe", "opened"))
+def test_a_link_and_a_pipe_stay_what_they_are(orders: Archive, tmp_path: Path) -> None:
+    link, pipe, read = tmp_path / "link.csv", tmp_path / "pipe", list[bytes]()
     link.symlink_to("target.csv")
     (tmp_path / "target.csv").write_text("old")
-    assert query(orders, SUMS, "--format", "csv", "--output", str(link)) == 0
+    query(orders, SUMS, "--format", "csv", "--output", str(link))
     assert link.is_symlink()
-    assert (tmp_path / "target.csv").read_text() == link.read_text() == "key,total\n,100.0\neu,4.0\nus,10.0\n"
+    assert (tmp_path / "target.csv").read_text() == "key,total\n,100.0\neu,4.0\nus,10.0\n"
     os.mkfifo(pipe)
-    read: list[bytes] = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
     reader.start()
-    assert query(orders, SUMS, "--format", "parquet", "--output", str(pipe)) == 0
+    query(orders, SUMS, "--format", "parquet", "--output", str(pipe))
     reader.join()
     assert pq.read_table(io.BytesIO(read[0])).column("total").to_pylist() == [100.0, 4.0, 10.0]
-    with opened.open("w") as file:
-        assert query(orders, "SELECT 1 AS n", "--format", "csv", "--output", f"/dev/fd/{file.fileno()}") == 0
-        assert opened.stat().st_ino == os.fstat(file.fileno()).st_ino
-    assert opened.read_text() == "n\n1\n"
-    assert {path.name for path in tmp_path.iterdir()} == {"archive", "link.csv", "target.csv", "pipe", "opened"}
-
-
-def test_rows_with_large_values_become_text_a_few_at_a_time(orders: Archive, query: Any, tmp_path: Path) -> None:
-    sql = "SELECT repeat('x', 30000) AS text FROM range(2500)"
-    tracemalloc.start()
-    try:
-        assert query(orders, sql, "--format", "json", "--output", str(tmp_path / "rows")) == 0
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 40 << 20
-
-
-def test_rows_of_parquet_are_in_large_row_groups(orders: Archive, query: Any, tmp_path: Path) -> None:
-    sql, path = "SELECT range AS n FROM range(200000)", tmp_path / "rows.parquet"
-    assert query(orders, sql, "--format", "parquet", "--output", str(path)) == 0
-    assert (pq.read_metadata(path).num_rows, pq.read_metadata(path).num_row_groups) == (200_000, 2)
+    assert {path.name for path in tmp_path.iterdir()} == {"archive", "link.csv", "target.csv", "pipe"}
 
 
 def test_whoever_reads_the_output_may_stop(
-    orders: Archive, query: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    orders: Archive, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
-        assert query(orders, SUMS) == 0
+        monkeypatch.setattr(sys, "argv", ["jetcapture", "query", orders.url, "ORDERS", SUMS])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+    assert not ended.value.code
     assert capfd.readouterr().err == ""
 
 
-# ---------------------------------------------------------------------- what is read
-
-
-def test_the_selection_narrows_the_views(orders: Archive, told: Any) -> None:
+def test_the_selection_narrows_the_views(orders: Archive) -> None:
     for arguments, seqs in (
         (["--from", "2026-05-01T13:00"], ["4"]),
         (["--key", "us", "--key", ""], ['"3,4"']),
@@ -205,16 +156,16 @@ def test_the_selection_narrows_the_views(orders: Archive, told: Any) -> None:
     ]
 
 
-def test_only_the_views_that_a_statement_reads_are_needed(orders: Archive, told: Any) -> None:
+def test_only_the_views_that_a_statement_reads_are_needed(orders: Archive) -> None:
     (path,) = orders.root.glob("_quarantine/**/*.parquet")
     path.write_bytes(b"")
     assert told(orders, "SELECT count(*) FROM objects WHERE NOT quarantine AND path NOT LIKE 'archive'") == ["3"]
     assert told(orders, "CREATE VIEW mine AS FROM archive; PIVOT (SELECT key FROM mine) ON key") == ["2,1"]
 
 
-def test_complete_only_ends_with_the_watermark(orders: Archive, told: Any, query: Any, capsys: Any) -> None:
-    assert query(orders, SEQS, "--complete-only") == 1
-    assert "has no watermark for stream ORDERS, which --complete-only needs" in capsys.readouterr().err
+def test_complete_only_ends_with_the_watermark(orders: Archive) -> None:
+    refused = query(orders, SEQS, "--complete-only", code=1)
+    assert "has no watermark for stream ORDERS, which --complete-only needs" in refused
     time_of_2 = datetime.fromtimestamp(HOUR + 2e-6, UTC)
     known = watermark.ConsumerWatermark(stream="ORDERS", consumer="archive", created="", seq=2, time=time_of_2)
     path = orders.root / watermark.path("ORDERS", "archive")
@@ -223,30 +174,27 @@ def test_complete_only_ends_with_the_watermark(orders: Archive, told: Any, query
     assert told(orders, SEQS, "--complete-only") == ['"1,2"']
 
 
-def test_columns_that_cannot_be_read_are_left_out_with_a_notice(
-    archive: Archive, told: Any, query: Any, capsys: Any
-) -> None:
+def test_columns_that_cannot_be_read_are_left_out_with_a_notice(archive: Archive) -> None:
     nameless = pa.array([{"": 1}], pa.struct([("", pa.int64())]))
     columns = {"Key": [1], "nameless": nameless, "nanos": pa.array([1], pa.timestamp("ns")), "good": [7]}
     archive.write([1], columns={**columns, "a": [1], "A": [2]})
     archive.write([2], nanos=["text"], a=[3])
-    assert query(archive, "SELECT * EXCLUDE (_nats_headers) FROM archive ORDER BY _nats_seq", "--format", "json") == 0
-    out, error = capsys.readouterr()
-    rows = [json.loads(line) for line in out.splitlines()]
+    sql = "SELECT * EXCLUDE (_nats_headers) FROM archive ORDER BY _nats_seq"
+    done = jetcapture("query", archive.url, "ORDERS", sql, "--format", "json")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [{name: row[name] for name in row if not name.startswith("_nats")} for row in rows] == [
         {"good": good, "key": "a", "date": "2026-05-01", "hour": "12"} for good in (7, None)
     ]
-    assert error.splitlines() == [
+    assert done.stderr.splitlines() == [
         "column nameless has a field without a name: left out of archive",
         "column nanos is timestamp[ns], which cannot be read: left out of archive",
         "columns a and A differ in case only: left out of archive",
     ]
 
 
-def test_filters_reach_the_objects_and_their_row_groups(orders: Archive, query: Any, capsys: Any) -> None:
+def test_filters_reach_the_objects_and_their_row_groups(orders: Archive) -> None:
     sql = "EXPLAIN ANALYZE SELECT count(amount) FROM archive WHERE key = 'eu' AND _nats_seq > 1"
-    assert query(orders, sql) == 0
-    plan = capsys.readouterr().out
+    plan = query(orders, sql)
     assert "Scanning Files: 1/3" in plan
     assert "_nats_seq > 1" in plan
 
@@ -259,7 +207,7 @@ def replace_object(orders: Archive, *seqs: int) -> None:
 
 
 def test_objects_that_are_replaced_while_a_statement_starts_are_no_error(
-    orders: Archive, told: Any, query: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    orders: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create, seqs = ArchiveViews.create, [[3, 6]]
 
@@ -271,8 +219,7 @@ def test_objects_that_are_replaced_while_a_statement_starts_are_no_error(
     monkeypatch.setattr(ArchiveViews, "create", replaced)
     assert told(orders, SEQS) == ['"1,2,3,4,6"']
     seqs += [[seq] for seq in range(10, 30)]
-    assert query(orders, SEQS) == 1
-    assert capsys.readouterr().err == (
+    assert query(orders, SEQS, code=1) == (
         "jetcapture: maintenance removed objects while the statement ran: read it again; "
         "maintain.compact.grace is how long a read may take\n"
     )
@@ -296,9 +243,6 @@ def test_a_view_of_the_users_own_follows_objects_that_are_replaced(orders: Archi
     assert capsys.readouterr().out.endswith("total\n16\n")
 
 
-# ---------------------------------------------------------------------- errors
-
-
 WRONG = [
     (["SELECT nope FROM archive"], 1, 'Binder Error: Referenced column "nope" not found in FROM clause! Candidate'),
     (["SELEC 1"], 1, 'Parser Error: syntax error at or near "SELEC"'),
@@ -310,12 +254,9 @@ WRONG = [
 ]
 
 
-def test_errors_are_one_line(
-    orders: Archive, query: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_are_one_line(orders: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*words: str, code: int = 1) -> str:
-        assert query(*words) == code
-        (line,) = capsys.readouterr().err.splitlines()
+        (line,) = query(*words, code=code).splitlines()
         return line.removeprefix("jetcapture: ")
 
     for words, code, message in WRONG:
@@ -335,72 +276,44 @@ def test_errors_are_one_line(
 
 
 def test_the_configuration_says_where_the_archive_is_and_standard_input_what_to_run(
-    orders: Archive, query: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    orders: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(settings("nats://127.0.0.1:1", orders.url)))
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"SET threads = 1;\n-- sums\n{SUMS};\n"))
-    assert query(str(path), "--format", "csv", "--key", "us") == 0
-    assert capsys.readouterr().out == "key,total\nus,10.0\n"
-    assert query(str(path), f"-- a comment\n{SUMS}", "--format", "csv", "--key", "us") == 0
-    assert capsys.readouterr().out == "key,total\nus,10.0\n"
+    assert query(str(path), "--format", "csv", "--key", "us") == "key,total\nus,10.0\n"
+    assert query(str(path), f"-- a comment\n{SUMS}", "--format", "csv", "--key", "us") == "key,total\nus,10.0\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    assert query(str(path)) == 1
-    assert capsys.readouterr().err == "jetcapture: SQL is missing: give a statement, or write it to standard input\n"
-    assert query(str(tmp_path / "none.yaml"), SUMS) == 2
-
-
-# ---------------------------------------------------------------------- processes
-
-
-@contextmanager
-def started(orders: Archive, tmp_path: Path, sql: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The command as a process, which leaves no temporary file."""
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    words = [sys.executable, "-m", "jetcapture_py", "query", orders.url, "ORDERS", sql]
-    environment = {**os.environ, "TMPDIR": str(temporary)}
-    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def until(process: subprocess.Popen[bytes], condition: Callable[[], object]) -> None:
-    """Wait until a condition holds, while the process runs."""
-    while not condition():
-        assert process.poll() is None
-        time.sleep(0.05)
+    assert query(str(path), code=1) == "jetcapture: SQL is missing: give a statement, or write it to standard input\n"
+    query(str(tmp_path / "none.yaml"), SUMS, code=2)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_running_statement(orders: Archive, tmp_path: Path, number: signal.Signals, code: int) -> None:
-    with started(orders, tmp_path, f"SELECT _nats_seq FROM archive UNION ALL {FOREVER}") as process:
-        until(process, lambda: list((tmp_path / "tmp").glob("jetcapture-query-*/objects/*")))
-        process.send_signal(number)
-        _, error = process.communicate(timeout=60)
-        assert (process.returncode, error) == (code, b"jetcapture: interrupted\n")
+def test_a_signal_ends_a_running_statement_which_leaves_no_temporary_file(
+    orders: Archive, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    sql = f"SELECT _nats_seq FROM archive UNION ALL {FOREVER}"
+    words = [sys.executable, "-m", "jetcapture_py", "query", orders.url, "ORDERS", sql]
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            while not list((tmp_path / "tmp").glob("jetcapture-query-*/objects/*")):
+                assert process.poll() is None
+                time.sleep(0.05)
+            process.send_signal(number)
+            _, error = process.communicate(timeout=60)
+            assert (process.returncode, error) == (code, b"jetcapture: interrupted\n")
+        finally:
+            process.kill()
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def catches_interrupts(process: subprocess.Popen[bytes]) -> bool:
-    """Whether SIGINT has a handler."""
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    (caught,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
-    return bool(int(caught, 16) & 1 << (signal.SIGINT - 1))
-
-
-def test_the_second_interrupt_ends_a_statement_that_duckdb_does_not_end(orders: Archive, tmp_path: Path) -> None:
-    begun, pipe = tmp_path / "begun", tmp_path / "pipe"
-    os.mkfifo(pipe)
-    sql = f"COPY (SELECT 1) TO '{begun}'; SELECT * FROM read_csv('{pipe}')"  # opening it waits for a writer
-    with started(orders, tmp_path, sql) as process:
-        until(process, begun.exists)
-        process.send_signal(signal.SIGINT)
-        until(process, lambda: not catches_interrupts(process))
-        process.send_signal(signal.SIGINT)
-        assert (process.wait(60), process.communicate()[1]) == (-signal.SIGINT, b"")
+def test_a_signal_while_the_watermark_is_read_ends_the_command(
+    orders: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "complete_end", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    assert query(orders, SEQS, "--complete-only", code=143) == "jetcapture: interrupted\n"
 
 
 def test_without_sql_there_is_a_shell(
@@ -427,62 +340,27 @@ def test_without_sql_there_is_a_shell(
     assert wrong.startswith("Binder Error")
 
 
-def test_a_signal_while_the_watermark_is_read_ends_the_command(
-    orders: Archive, query: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(command, "complete_end", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    assert query(orders, SEQS, "--complete-only") == 143
-    assert capsys.readouterr().err == "jetcapture: interrupted\n"
-
-
-# ---------------------------------------------------------------------- object storage
-
-
-@pytest.fixture
-def wide(archive: Archive) -> Archive:
+def test_s3_is_read_and_written_without_extensions(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects of which a column is a small part, in two schemas, with copies."""
     for first, amounts in ((1, [1, 2, 3]), (3, [3, 4, 5])):
         payloads = [os.urandom(1_500_000) for _ in amounts]
         archive.write(range(first, first + 3), "eu", payloads=payloads, amount=amounts)
     archive.write([6], "us", payloads=[os.urandom(1_000_000)], amount=[6.5])
-    return archive
-
-
-@pytest.fixture
-def endpoint() -> Iterator[str]:
     with s3.serve() as endpoint:
-        yield endpoint
+        url, options = s3.upload(endpoint, archive.root), s3.arguments(endpoint)
+        read, sizes = ArchiveFiles.read, []
 
+        def counted(self: ArchiveFiles, *arguments: Any) -> bytes:
+            data = read(self, *arguments)
+            sizes.append(len(data))
+            return data
 
-def test_s3_is_read_and_written_without_extensions(
-    wide: Archive, endpoint: str, told: Any, query: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from jetcapture_py.store.archive import ArchiveFiles
-
-    url = s3.upload(endpoint, wide.root)
-    options = s3.arguments(endpoint)
-    read, sizes = ArchiveFiles.read, []
-
-    def counted(self: ArchiveFiles, *arguments: Any) -> bytes:
-        data = read(self, *arguments)
-        sizes.append(len(data))
-        return data
-
-    monkeypatch.setattr(ArchiveFiles, "read", counted)
-    assert told(url, "ORDERS", "SELECT sum(amount), count(*) FROM archive", *options) == ["21.5,6"]
-    assert sum(sizes) < sum(path.stat().st_size for path in wide.root.rglob("*.parquet")) / 5
-    assert told(url, "ORDERS", "SELECT sum(octet_length(_nats_payload)) FROM archive", *options) == ["8500000"]
-    output = f"{url}/sums.parquet"
-    assert query(url, "ORDERS", SUMS, "--format", "parquet", "--output", output, *options) == 0
-    assert told(url, "ORDERS", "SELECT count(*) FROM objects", *options) == ["3"]
-    assert "nats/sums.parquet" in s3.names(endpoint, url)
-    assert query(url, "NOPE", SUMS, *options) == 1
-    assert f"no archive of stream NOPE under {url}" in capsys.readouterr().err
-
-
-@pytest.mark.exhaustive
-def test_azure_is_read_without_extensions(wide: Archive, tmp_path: Path, told: Any) -> None:
-    with azurite.serve(tmp_path) as connection:
-        azurite.upload(connection, wide.root)
-        words = [azurite.URL, "ORDERS", "--option", f"connection_string={connection}"]
-        assert told(*words, "SELECT sum(amount), sum(octet_length(_nats_payload)) FROM archive") == ["21.5,8500000"]
+        monkeypatch.setattr(ArchiveFiles, "read", counted)
+        assert told(url, "ORDERS", "SELECT sum(amount), count(*) FROM archive", *options) == ["21.5,6"]
+        assert sum(sizes) < sum(path.stat().st_size for path in archive.root.rglob("*.parquet")) / 5
+        assert told(url, "ORDERS", "SELECT sum(octet_length(_nats_payload)) FROM archive", *options) == ["8500000"]
+        output = f"{url}/sums.parquet"
+        query(url, "ORDERS", SUMS, "--format", "parquet", "--output", output, *options)
+        assert told(url, "ORDERS", "SELECT count(*) FROM objects", *options) == ["3"]
+        assert "nats/sums.parquet" in s3.names(endpoint, url)
+        assert f"no archive of stream NOPE under {url}" in query(url, "NOPE", SUMS, *options, code=1)
