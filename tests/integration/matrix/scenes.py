@@ -14,7 +14,7 @@ from jetcapture_py.capture.pipeline import Capture
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.manage.check import check
 from jetcapture_py.verify.proof import verify
-from tests.integration.matrix.stage import COUNT, ServerRefusedError, Stage, StreamMessage, connected
+from tests.integration.matrix.stage import COUNT, ServerRefusedError, Stage, StreamMessage
 from tests.integration.security import leaves
 from tests.support.proofs import unchecked
 from tests.support.running import CONSUMER, until
@@ -28,28 +28,16 @@ LATER = "2100-01-01T00:00:00Z"
 # ------------------------------------------------------------------ what a capture selects
 
 
-def from_the_fourth(messages: list[StreamMessage]) -> list[StreamMessage]:
-    """All but the first three."""
-    return messages[3:]
-
-
 def last_of_each_subject(messages: list[StreamMessage]) -> list[StreamMessage]:
-    """The newest message of each subject."""
     newest = {message.subject: message for message in messages}
     return [message for message in messages if newest[message.subject] is message]
 
 
 def of_two_subjects(messages: list[StreamMessage]) -> list[StreamMessage]:
-    """The messages of two of the five subjects."""
     return [message for message in messages if message.subject.endswith((".1", ".3"))]
 
 
 # ------------------------------------------------------------------ how a stream is filled
-
-
-async def fill(stage: Stage) -> None:
-    """Ordinary messages."""
-    await stage.fill()
 
 
 async def fill_nothing(stage: Stage) -> None:
@@ -64,27 +52,23 @@ async def fill_past_the_limit(stage: Stage) -> None:
 
 
 async def fill_unconfirmed(stage: Stage) -> None:
-    """Messages that the stream does not confirm."""
     for number in range(COUNT):
         await stage.client.publish(f"{stage.prefix}.a", b"%d" % number)
     await stage.holds(COUNT)
 
 
 async def fill_with_duplicates_and_rollup(stage: Stage) -> None:
-    """Messages of which the server drops every second one, and one that replaces those before it."""
     for number in range(COUNT):
         await stage.send(f"{{p}}.{number % 4}", b"%d" % number, {"Nats-Msg-Id": str(number // 2)})
     await stage.send("{p}.2", b"all that remains of {p}.2", {"Nats-Rollup": "sub"})
 
 
 async def fill_counters(stage: Stage) -> None:
-    """Increments of three counters."""
     for number in range(COUNT):
         await stage.send(f"{{p}}.{number % 3}", b"", {"Nats-Incr": f"+{number + 1}"})
 
 
 async def fill_batch(stage: Stage) -> None:
-    """One atomic batch."""
     await stage.send("{p}.a", b"1", {"Nats-Batch-Id": "batch", "Nats-Batch-Sequence": "1"})
     for number in range(2, COUNT):
         headers = {"Nats-Batch-Id": "batch", "Nats-Batch-Sequence": str(number)}
@@ -94,7 +78,6 @@ async def fill_batch(stage: Stage) -> None:
 
 
 async def fill_fast_batch(stage: Stage) -> None:
-    """One fast batch."""
     inbox = stage.client.new_inbox()
     answers = await stage.client.subscribe(f"{inbox}.>")
     for number in range(1, COUNT + 1):
@@ -113,7 +96,6 @@ async def fill_shared(stage: Stage) -> None:
 
 
 async def fill_key_value(stage: Stage) -> None:
-    """Entries of a KV bucket, with a delete and a purge."""
     bucket = f"b{stage.number}"
     stage.stream = f"KV_{bucket}"
     store = await stage.client.jetstream().create_key_value(KeyValueConfig(bucket=bucket, history=5))
@@ -124,7 +106,6 @@ async def fill_key_value(stage: Stage) -> None:
 
 
 async def fill_object_store(stage: Stage) -> None:
-    """An object in several chunks."""
     bucket = f"o{stage.number}"
     stage.stream = f"OBJ_{bucket}"
     store = await stage.client.jetstream().create_object_store(bucket)
@@ -134,33 +115,15 @@ async def fill_object_store(stage: Stage) -> None:
 # ------------------------------------------------------------------ what else there is before a capture
 
 
-async def add_other_consumer(stage: Stage) -> None:
-    """A consumer of somebody else."""
-    await stage.consumer("other")
-
-
-async def use_bare_leaf(stage: Stage) -> None:
-    """The capture connects to a leaf node without JetStream."""
-    stage.login = {"servers": [stage.site.bare_leaf]}
-
-
-async def fill_and_use_domain(stage: Stage) -> None:
-    """The capture reaches the hub's domain through a leaf node without JetStream."""
-    await stage.fill()
-    stage.login = {"servers": [stage.site.bare_leaf], "domain": "hub"}
-
-
 # ------------------------------------------------------------------ what changes under a capture
 
 
 async def expire_by_age(stage: Stage, state: Capture) -> None:
-    """All messages expire while the capture holds them."""
     await stage.update(max_age=200_000_000, duplicate_window=100_000_000)
     await stage.holds(0)
 
 
 async def expire_with_marker(stage: Stage, state: Capture) -> None:
-    """A message makes way for a delete marker."""
     await stage.send("{p}.a", b"short", {"Nats-TTL": "1s"})
     await stage.looked(lambda messages: len(messages) == 2, "the message has made way for a delete marker")
     assert dict(stage.seen[2].headers or []).keys() >= {"Nats-Marker-Reason", "Nats-TTL"}
@@ -179,7 +142,6 @@ async def fall_due(stage: Stage, state: Capture) -> None:
 
 
 async def edit(stage: Stage, state: Capture) -> None:
-    """Settings of the stream change; messages follow."""
     await stage.update(max_msgs=1000, subjects=["{p}.>", "{p}-more.>"], compression="s2")
     await stage.update(
         subject_transform={"src": "{p}.>", "dest": "changed.{p}.>"}, republish={"src": ">", "dest": "again.{p}.>"}
@@ -189,7 +151,6 @@ async def edit(stage: Stage, state: Capture) -> None:
 
 
 async def remove_messages(stage: Stage, state: Capture) -> None:
-    """Messages are deleted, those of a subject purged, and in the end those of all."""
     await stage.ask("STREAM.MSG.DELETE.{stream}", {"seq": 4})
     await stage.ask("STREAM.PURGE.{stream}", {"filter": "{p}.1"})
     await stage.refill(state)
@@ -199,7 +160,6 @@ async def remove_messages(stage: Stage, state: Capture) -> None:
 
 
 async def seal(stage: Stage, state: Capture) -> None:
-    """Nothing can be added any more."""
     await stage.update(sealed=True)
     with pytest.raises(ServerRefusedError, match="sealed"):
         await stage.send("{p}.a", b"no more")
@@ -215,20 +175,13 @@ async def reset(stage: Stage, state: Capture) -> None:
     await until(lambda: state.source.fetched >= 2 * before + 3, "what follows is received")
 
 
-async def refill(stage: Stage, state: Capture) -> None:
-    """Messages follow."""
-    await stage.refill(state)
-
-
 async def change_leaders(stage: Stage, state: Capture) -> None:
-    """Both leaders step down, and messages follow."""
     await stage.ask("CONSUMER.LEADER.STEPDOWN.{stream}.{consumer}")
     await stage.ask("STREAM.LEADER.STEPDOWN.{stream}")
     await stage.refill(state)
 
 
 async def scale(stage: Stage, state: Capture) -> None:
-    """The stream gets three replicas, and loses two of them."""
     for replicas in (3, 1):
         await stage.update(num_replicas=replicas)
 
@@ -244,16 +197,6 @@ async def scale(stage: Stage, state: Capture) -> None:
 # ------------------------------------------------------------------ what is checked in the end
 
 
-async def is_empty(stage: Stage) -> None:
-    """Acknowledged messages have left the stream."""
-    await stage.holds(0)
-
-
-async def has_those_of_others(stage: Stage) -> None:
-    """Acknowledged messages have left the work queue, and those for the other consumer have not."""
-    await stage.holds(COUNT - 4)
-
-
 async def check_warns(stage: Stage) -> None:
     """`check` warns of both settings."""
     warnings = [item.text for item in (await check(stage.config())).items if item.level == "warning"]
@@ -265,8 +208,6 @@ async def check_warns(stage: Stage) -> None:
 
 
 def play_copied(count: int, **settings: Any) -> Scene:
-    """A stream with copies of two others."""
-
     async def play(stage: Stage) -> None:
         for suffix in "ab":
             await stage.create(f"{{s}}-{suffix}", subjects=[f"{{p}}-{suffix}.>"])
@@ -283,7 +224,6 @@ def play_copied(count: int, **settings: Any) -> Scene:
 
 
 async def play_promoted(stage: Stage) -> None:
-    """A mirror becomes an ordinary stream."""
     await stage.create("{s}-A", subjects=["{p}-a.>"])
     for number in range(COUNT):
         await stage.send(f"{{p}}-a.{number}", b"%d" % number)
@@ -366,7 +306,6 @@ async def play_given_up(stage: Stage) -> None:
 
 
 async def play_paused(stage: Stage) -> None:
-    """Nothing comes until somebody resumes the consumer."""
     await stage.create()
     await stage.consumer(pause_until=LATER)
     await stage.fill()
@@ -382,34 +321,3 @@ async def play_paused(stage: Stage) -> None:
     await stage.ask("CONSUMER.PAUSE.{stream}.{consumer}", {})
     await capture
     await stage.check_archive()
-
-
-async def play_leaf_from_hub(stage: Stage) -> None:
-    """A stream of the leaf node's domain, captured at the hub."""
-    async with connected(stage.site.leaf) as stage.client:
-        await stage.create()
-        await stage.fill()
-        stage.login = {"domain": "leaf"}
-        await stage.capture()
-        await stage.check_archive()
-
-
-async def play_secure_websocket(stage: Stage) -> None:
-    """A capture that connects by `wss`."""
-    async with connected(stage.site.leaf) as stage.client:
-        await stage.create()
-        await stage.fill()
-        stage.login = {"servers": [stage.site.secure_websocket], "tls": {"ca": stage.site.authority}}
-        await stage.capture()
-        await stage.check_archive()
-
-
-async def play_imported(stage: Stage) -> None:
-    """A stream of another account; a message without headers and payload ends a pull through the import."""
-    async with connected(stage.site.url, user="owner", password="o") as stage.client:
-        await stage.create()
-        await stage.consumer(ack_wait=SECOND)
-        await stage.fill(4 * COUNT)
-        stage.login = {"user": "reader", "password": "r", "api_prefix": "JS.owner.API"}
-        await stage.capture()
-        await stage.check_archive()

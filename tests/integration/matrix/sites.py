@@ -41,7 +41,6 @@ accounts {
 
 
 def command_of(version: tuple[int, int]) -> str | None:
-    """The nats-server of that version, None where there is none."""
     found = {tuple(map(int, full.split(".")[:2])): command for full, command in older_servers()}
     return found.get(version) or (binary() if version == max(VERSIONS) else None)
 
@@ -52,7 +51,6 @@ Opener = Callable[[Path, tuple[int, int], str], contextlib.AbstractContextManage
 
 @contextlib.contextmanager
 def single(directory: Path, version: tuple[int, int], command: str) -> Iterator[Site]:
-    """One server."""
     with NatsServer(directory / "server", command=command) as server:
         yield Site(url=server.url, version=version)
 
@@ -94,7 +92,6 @@ def hub(directory: Path, version: tuple[int, int], command: str) -> Iterator[Sit
 
 @contextlib.contextmanager
 def cluster(directory: Path, version: tuple[int, int], command: str) -> Iterator[Site]:
-    """Three servers."""
     with contextlib.ExitStack() as stack:
         servers = [
             stack.enter_context(NatsServer(directory / f"n{number}", extra, command=command))
@@ -107,7 +104,6 @@ def cluster(directory: Path, version: tuple[int, int], command: str) -> Iterator
 
 
 async def _answer(url: str, subject: str, body: bytes = b"", timeout: float = 60.0) -> None:
-    """Repeat a request until JetStream does it."""
     deadline, said = time.monotonic() + timeout, ""
     async with connected(url) as client:
         while time.monotonic() < deadline:

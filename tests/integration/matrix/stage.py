@@ -63,7 +63,6 @@ Selection = Callable[[list[StreamMessage]], list[StreamMessage]]
 
 
 def everything(messages: list[StreamMessage]) -> list[StreamMessage]:
-    """The capture selects all of the stream's messages."""
     return messages
 
 
@@ -88,23 +87,19 @@ class Stage:
 
     @property
     def prefix(self) -> str:
-        """The first token of the stream's subjects."""
         return f"s{self.number}"
 
     @property
     def archive(self) -> Path:
-        """Where the capture stores."""
         return self.directory / "archive"
 
     @property
     def expected(self) -> list[StreamMessage]:
-        """What the archive must hold in the end."""
         return self.selects([self.seen[seq] for seq in sorted(self.seen)])
 
     # ------------------------------------------------------------------ the stream
 
     async def ask(self, subject: str, body: Any = None) -> dict[str, Any]:
-        """Ask the JetStream API; the subject may name `{stream}` and `{consumer}`. Raises ServerRefusedError."""
         payload = b"" if body is None else json.dumps(self.own(body)).encode()
         subject = f"$JS.API.{subject.format(stream=self.stream, consumer=CONSUMER)}"
         answer: dict[str, Any] = json.loads((await self._answer(subject, payload)).data)
@@ -113,7 +108,6 @@ class Stage:
         return answer
 
     async def _answer(self, subject: str, payload: bytes, headers: Mapping[str, str] | None = None) -> Msg:
-        """Send a request; again while nobody answers, as during a change of leaders."""
         deadline = time.monotonic() + 60
         while True:
             try:
@@ -132,14 +126,12 @@ class Stage:
         return [self.own(item) for item in value] if isinstance(value, list | tuple) else value
 
     async def create(self, stream: str = "{s}", **settings: Any) -> None:
-        """Create a stream, this cell's own by default; its subjects start with `prefix`."""
         if not {"mirror", "sources", "subjects"} & settings.keys():
             settings["subjects"] = ["{p}.>"]
         name = self.own(stream)
         await self.ask(f"STREAM.CREATE.{name}", {"name": name, "num_replicas": 1, **settings})
 
     async def update(self, **changes: Any) -> None:
-        """Change settings of the stream; None removes one."""
         settings = (await self.ask("STREAM.INFO.{stream}"))["config"] | changes
         present = {name: value for name, value in settings.items() if value is not None}
         await self.ask("STREAM.UPDATE.{stream}", present)
@@ -150,16 +142,13 @@ class Stage:
         await self.ask(f"CONSUMER.CREATE.{{stream}}.{name}", {"stream_name": self.stream, "config": settings})
 
     async def state(self) -> dict[str, Any]:
-        """The stream's state."""
         state: dict[str, Any] = (await self.ask("STREAM.INFO.{stream}"))["state"]
         return state
 
     async def consumer_state(self) -> dict[str, Any]:
-        """The consumer's state."""
         return await self.ask("CONSUMER.INFO.{stream}.{consumer}")
 
     async def send(self, subject: str, payload: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
-        """Publish a message and wait for the stream's answer. Raises ServerRefusedError."""
         answer = await self._answer(self.own(subject), payload, headers)
         if b'"error"' in answer.data:
             raise ServerRefusedError(json.loads(answer.data)["error"]["description"])
@@ -184,8 +173,6 @@ class Stage:
                 assert answer["error"]["err_code"] == _MISSING, answer
 
     async def looked(self, condition: Callable[[list[StreamMessage]], bool], what: str) -> None:
-        """Look at the stream again and again, until what has been seen is enough."""
-
         async def enough() -> bool:
             await self.look()
             return condition(self.expected)
@@ -193,8 +180,6 @@ class Stage:
         await until(enough, what)
 
     async def holds(self, count: int) -> None:
-        """Wait until the stream has that many messages."""
-
         async def enough() -> bool:
             return int((await self.state())["messages"]) == count
 
@@ -203,12 +188,10 @@ class Stage:
     # ------------------------------------------------------------------ the capture
 
     def config(self, **source: Any) -> Config:
-        """The capture's configuration."""
         source = {"stream": self.stream, **self.own(source)}
         return config(self.site.url, self.archive, nats=dict(self.login), source=source)
 
     async def capture(self, **source: Any) -> None:
-        """Capture until caught up."""
         await self.look()
         with leaves():
             await capture_all(self.config(**source))
@@ -223,7 +206,6 @@ class Stage:
                 yield state
 
     async def received(self, state: Capture) -> None:
-        """Wait until the capture has received everything that is expected."""
         expected = len(self.expected)
 
         async def all_delivered() -> bool:
@@ -232,7 +214,6 @@ class Stage:
         await until(all_delivered, f"{expected} messages are received")
 
     async def refill(self, state: Capture) -> None:
-        """Publish more under a capture, and wait until it has received them."""
         await self.fill()
         await self.look()
         await self.received(state)
@@ -275,8 +256,6 @@ def _message(answer: Mapping[str, Any]) -> StreamMessage:
 
 @contextlib.asynccontextmanager
 async def connected(url: str, **login: Any) -> AsyncIterator[Client]:
-    """A client for a test's own requests."""
-
     async def quiet(error: Exception) -> None:
         """Whoever asks is told."""
 

@@ -5,7 +5,7 @@ docs/compatibility.md is made from the same table.
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ import pytest
 
 from jetcapture_py.jetstream import pulls, read_session
 from tests.integration.matrix import sites
-from tests.integration.matrix.cells import Cell, cells_of
-from tests.integration.matrix.stage import Site, Stage, connected
+from tests.integration.matrix.cells import GROUPS, Cell
+from tests.integration.matrix.stage import Site
 from tests.support.nats_server import OLDER_SERVERS
 
 # nats-py's, for every websocket
@@ -29,66 +29,30 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_session, "PAUSE", 0.02)
 
 
-def text(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))
+@pytest.fixture(scope="module")
+def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The servers of one version on which cells run one after the other."""
+    opener, version = request.param
+    command = sites.command_of(version)
+    if command is None:
+        pytest.skip(f"nats-server {version} is not installed: {OLDER_SERVERS} names a directory of older servers")
+    with opener(tmp_path_factory.mktemp("site"), version, command) as opened:
+        yield opened
 
 
-*OLDER, NEWEST = sites.VERSIONS
+def cases() -> Iterator[Any]:
+    """Every cell on the servers of each version that supports it, site by site."""
+    for opener, version in itertools.product((sites.single, sites.hub, sites.cluster), reversed(sites.VERSIONS)):
+        servers = opener, version  # the same object for all cells, for which pytest opens the site once
+        marks = [pytest.mark.exhaustive] * (version != max(sites.VERSIONS))
+        cells = [cell for group in GROUPS if group.site is opener for cell in group.cells if version >= cell.since]
+        for number, cell in enumerate(cells):
+            name = f"{'.'.join(map(str, version))}-{cell.name}"
+            yield pytest.param(servers, number, cell, marks=marks, id=name)
 
 
-def site_of(opener: sites.Opener) -> Any:
-    """A fixture: the servers of each version."""
-
-    @pytest.fixture(
-        scope="module",
-        params=[*(pytest.param(version, marks=pytest.mark.exhaustive) for version in OLDER), NEWEST],
-        ids=text,
-    )
-    def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-        version: tuple[int, int] = request.param
-        command = sites.command_of(version)
-        if command is None:
-            where = f"{OLDER_SERVERS} names a directory of older servers"
-            pytest.skip(f"nats-server {text(version)} is not installed: {where}")
-        with opener(tmp_path_factory.mktemp("site"), version, command) as site:
-            yield site
-
-    return opened
-
-
-single, hub, cluster = site_of(sites.single), site_of(sites.hub), site_of(sites.cluster)
-
-
-def run(cell: Cell, site: Site, number: int, directory: Path) -> None:
-    if site.version < cell.since:
-        pytest.skip(f"nats-server {text(site.version)} does not have the feature")
-
-    async def scenario() -> None:
-        async with connected(site.url) as client:
-            await cell.run(Stage(client=client, site=site, number=number, directory=directory))
-
-    asyncio.run(scenario())
-
-
-def cells(opener: sites.Opener) -> pytest.MarkDecorator:
-    numbered = list(enumerate(cells_of(opener)))
-    return pytest.mark.parametrize(("number", "cell"), numbered, ids=[cell.name for _, cell in numbered])
-
-
-@cells(sites.single)
-def test_a_stream_or_consumer_is_captured_whole_or_refused_in_one_line(
-    single: Site, number: int, cell: Cell, tmp_path: Path
+@pytest.mark.parametrize(("site", "number", "cell"), [*cases()], indirect=["site"])
+async def test_a_stream_is_captured_whole_or_refused_in_one_line(
+    site: Site, number: int, cell: Cell, tmp_path: Path
 ) -> None:
-    run(cell, single, number, tmp_path)
-
-
-@cells(sites.hub)
-def test_a_stream_is_captured_whole_whatever_the_way_to_it_or_refused_in_one_line(
-    hub: Site, number: int, cell: Cell, tmp_path: Path
-) -> None:
-    run(cell, hub, number, tmp_path)
-
-
-@cells(sites.cluster)
-def test_a_stream_of_a_cluster_is_captured_whole(cluster: Site, number: int, cell: Cell, tmp_path: Path) -> None:
-    run(cell, cluster, number, tmp_path)
+    await cell.run(site, number, tmp_path)
