@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import hashlib
 import io
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -27,6 +23,7 @@ from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.files import ArchivedFile, list_files, read_file, save_file
 from tests.support.archives import merge
+from tests.support.commands import jetcapture
 from tests.support.nats_server import NatsServer
 from tests.support.running import Command, connection, settings, until
 
@@ -144,35 +141,28 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
                     await client.jetstream().create_object_store(name)
 
         asyncio.run(create())
-        commands = []
-        for name in ("files", "other"):
-            source = {"object_store": name, "consumer": "archive"}
-            capture = settings(server.url, found.root, block={"interval": "24h", "max_age": "200ms"}) | {
-                "source": source
-            }
-            commands.append(Command(place, capture, name).start())
-        try:
+        with contextlib.ExitStack() as stack:
+            commands = []
+            for name in ("files", "other"):
+                capture = settings(server.url, found.root, block={"interval": "24h", "max_age": "200ms"})
+                capture["source"] = {"object_store": name, "consumer": "archive"}
+                commands.append(stack.enter_context(Command(place, capture, name).start()))
             asyncio.run(use(server.url, found))
             for command in commands:
-                command.process.send_signal(signal.SIGTERM)
-                assert command.wait() == 0, command.log
-        finally:
-            for command in commands:
-                command.kill()
+                command.drain()
     return found
 
 
-def test_every_file_is_given_back_byte_for_byte(files: Files) -> None:
+def test_every_file_is_given_back_byte_for_byte_as_it_is_and_as_it_was(files: Files) -> None:
     assert {name: read_file(files.url, "files", name) for name in files.now} == files.now
     assert read_file(files.url, "other", "target") == noise(400_000, 7)
-
-
-def test_files_are_given_back_as_they_were(files: Files) -> None:
     for as_of in (files.before, files.time):
         assert {name: read_file(files.url, "files", name, as_of=as_of) for name in files.earlier} == files.earlier
         assert {each.name for each in list_files(files.url, "files", as_of=as_of)} == files.earlier.keys()
     with pytest.raises(JetcaptureError, match='object store files has no file "one" in the archive'):
         read_file(files.url, "files", "one", as_of=files.time - timedelta(days=1))
+    (linked,) = (each.revision for each in list_files(files.url, "files") if each.name == "far link")
+    assert read_file(files.url, "files", "far link", as_of=linked) == noise(400_000, 7), "in the store of that time"
 
 
 def test_files_are_listed_with_their_metadata(files: Files) -> None:
@@ -203,11 +193,6 @@ def test_what_cannot_be_given_back_is_refused_with_the_reason(files: Files) -> N
             read_file(files.url, "files", name)
 
 
-def test_a_link_in_an_earlier_revision_leads_to_the_other_store_of_that_time(files: Files) -> None:
-    (last,) = (each.revision for each in list_files(files.url, "files") if each.name == "far link")
-    assert read_file(files.url, "files", "far link", as_of=last) == noise(400_000, 7)
-
-
 def objects(root: Path) -> list[layout.ObjectName]:
     names = (layout.parse_path(path.relative_to(root).as_posix()) for path in root.glob("OBJ_files/**/*.parquet"))
     return [name for name in names if name is not None]
@@ -220,11 +205,8 @@ def copy(files: Files, tmp_path: Path) -> Files:
     return Files(tmp_path / "copy", files.config, files.now, files.earlier, files.before, files.time)
 
 
-def test_metadata_and_contents_are_apart(files: Files) -> None:
-    assert {name.key for name in objects(files.root)} == {"M", "C"}
-
-
 def test_overlapping_objects_give_each_chunk_once(copy: Files) -> None:
+    assert {name.key for name in objects(copy.root)} == {"M", "C"}, "metadata and contents are apart"
     for key in ("M", "C"):
         names = sorted((name for name in objects(copy.root) if name.key == key), key=lambda name: name.first_seq)
         day = [name for name in names if name.bucket == names[0].bucket]
@@ -271,78 +253,27 @@ def test_a_file_goes_to_a_path_or_to_an_open_file(files: Files, tmp_path: Path) 
         save_file(files.url, "files", "one", tmp_path / "missing" / "one")
 
 
-def jetcapture(*words: str, cwd: Path) -> subprocess.CompletedProcess[bytes]:
-    root = Path(__file__).parents[3]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
-    words = (sys.executable, "-m", "jetcapture_py", *words)
-    return subprocess.run(words, capture_output=True, timeout=300, check=False, cwd=cwd, env=environment)
-
-
-def test_the_commands_list_files_and_write_them(files: Files, tmp_path: Path) -> None:
-    config = str(files.config)
-    done = jetcapture("get", config, "dir/größe 5 MiB.bin", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout.decode() == "größe 5 MiB.bin: 5,242,880 bytes\n"
+def test_the_commands_list_files_and_write_them(files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = jetcapture("get", files.config, "dir/größe 5 MiB.bin")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "größe 5 MiB.bin: 5,242,880 bytes\n", "")
     assert (tmp_path / "größe 5 MiB.bin").read_bytes() == files.now["dir/größe 5 MiB.bin"]
-    again = jetcapture("get", config, "dir/größe 5 MiB.bin", cwd=tmp_path)
-    assert again.returncode == 2
-    assert b"--output: required: gr" in again.stderr
-    earlier = jetcapture("get", config, "deleted", "--as-of", str(files.before), "-o", "-", cwd=tmp_path)
-    assert (earlier.returncode, earlier.stdout) == (0, files.earlier["deleted"])
-    gone = jetcapture("get", config, "deleted", cwd=tmp_path)
-    assert (gone.returncode, gone.stderr.count(b"\n")) == (1, 1)
-    listed = jetcapture("files", config, cwd=tmp_path)
-    assert listed.returncode == 0
-    assert "far link -> other/target" in listed.stdout.decode()
-    assert listed.stdout.decode().splitlines()[-1].startswith(f"{len(files.now) + 7} files, ")
-    lines = jetcapture("files", config, "--json", "--as-of", files.time.isoformat(), cwd=tmp_path).stdout.splitlines()
-    assert {json.loads(line)["name"]: json.loads(line)["bytes"] for line in lines} == {
-        name: len(data) for name, data in files.earlier.items()
-    }
-    wrong = jetcapture("files", config, "--as-of", "soon", cwd=tmp_path)
-    assert (wrong.returncode, wrong.stderr.count(b"\n")) == (2, 1)
-
-
-def test_commands_for_files_refuse_other_streams(tmp_path: Path) -> None:
-    path = tmp_path / "config.yaml"
+    again = jetcapture("get", files.config, "dir/größe 5 MiB.bin")
+    assert (again.returncode, "--output: required: größe" in again.stderr) == (2, True)
+    assert jetcapture("get", files.config, "deleted", "--as-of", files.before, "-o", "was").returncode == 0
+    assert (tmp_path / "was").read_bytes() == files.earlier["deleted"]
+    gone = jetcapture("get", files.config, "deleted")
+    assert (gone.returncode, gone.stderr.count("\n")) == (1, 1)
+    listed = jetcapture("files", files.config)
+    assert (listed.returncode, "far link -> other/target" in listed.stdout) == (0, True)
+    assert listed.stdout.splitlines()[-1].startswith(f"{len(files.now) + 7} files, ")
+    lines = jetcapture("files", files.config, "--json", "--as-of", files.time.isoformat()).stdout.splitlines()
+    sizes = {name: len(data) for name, data in files.earlier.items()}
+    assert {json.loads(line)["name"]: json.loads(line)["bytes"] for line in lines} == sizes
+    wrong = jetcapture("files", files.config, "--as-of", "soon")
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    path = tmp_path / "of-a-stream.yaml"
     path.write_text(json.dumps(settings("nats://127.0.0.1:4222", tmp_path / "archive")))
-    done = jetcapture("files", str(path), cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == b"jetcapture: source.object_store: required for this command, but not set\n"
-
-
-Start = Callable[..., NatsServer]
-
-
-USE = """
-import sys
-from pathlib import Path
-from jetcapture_py.files import save_file
-from tests.support.memory import peak_resident
-save_file(sys.argv[1], "files", sys.argv[2], Path(sys.argv[3]))
-print(peak_resident() >> 20)
-"""
-
-
-@pytest.mark.exhaustive
-def test_a_large_file_does_not_need_its_size_in_memory(nats_server: Start, tmp_path: Path) -> None:
-    server, root = nats_server(), tmp_path / "archive"
-    large = noise(MEBIBYTE, 10) * 300
-
-    async def put() -> None:
-        async with connection(server.url) as client:
-            store = await client.jetstream().create_object_store("files")
-            await store.put("small", b"x")
-            await store.put("large", large)
-
-    asyncio.run(put())
-    found = settings(server.url, root) | {"source": {"object_store": "files", "consumer": "archive"}}
-    with Command(tmp_path, found).start("--until-caught-up") as command:
-        assert command.wait() == 0, command.log
-    used = {}
-    for name in ("small", "large"):
-        words = [sys.executable, "-c", USE, str(root), name, str(tmp_path / name)]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
-        used[name] = int(done.stdout)
-    assert (tmp_path / "large").read_bytes() == large
-    assert used["large"] - used["small"] < 100
+    done = jetcapture("files", path)
+    refused = "jetcapture: source.object_store: required for this command, but not set\n"
+    assert (done.returncode, done.stderr) == (2, refused)
