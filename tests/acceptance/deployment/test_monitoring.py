@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from tests.integration.maintain.test_commands import fill as fill_old
-from tests.integration.maintain.test_service import service
+from tests.integration.maintain.test_commands import service
 from tests.support.archives import Archive
 from tests.support.documents import REPOSITORY
 from tests.support.kubernetes import MANIFESTS, by_kind, render

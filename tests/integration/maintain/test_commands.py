@@ -1,17 +1,26 @@
-"""The commands `maintain` and `compact` on real archives: what they do, print and return."""
+"""The commands `maintain` and `compact` on real archives: what they do, print, return, and tell as a service."""
 
 from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from jetcapture_py import read_archive
-from jetcapture_py.config.captures import CaptureFiles
-from jetcapture_py.maintain.command import maintain
 from tests.support.archives import Archive
 from tests.support.commands import jetcapture
+from tests.support.ports import free_port
 from tests.support.running import objects
 from tests.support.several import of_stream, write
 
@@ -19,12 +28,9 @@ NOWHERE = "nats://127.0.0.1:1"
 """No server is needed."""
 
 
-def capture(directory: Path, stream: str, archive: Path, compact: object = "at once", **sections: Any) -> Path:
-    if compact == "at once":
-        compact = {"after": "0s", "grace": "0s"}
-    return write(
-        directory, stream.lower(), of_stream(NOWHERE, stream, archive, maintain={"compact": compact}, **sections)
-    )
+def capture(directory: Path, stream: str, archive: Path, grace: str = "0s", **sections: Any) -> Path:
+    maintain = {"compact": {"after": "0s", "grace": grace}}
+    return write(directory, stream.lower(), of_stream(NOWHERE, stream, archive, maintain=maintain, **sections))
 
 
 def fill(archive: Archive, stream: str = "ORDERS") -> None:
@@ -87,8 +93,7 @@ def test_a_capture_whose_archive_cannot_be_read_fails_alone(tmp_path: Path) -> N
     archive = Archive(tmp_path / "archive")
     fill(archive)
     fill(archive, "EVENTS")
-    (archive.root / "_watermark" / "EVENTS").mkdir(parents=True)
-    (archive.root / "_watermark" / "EVENTS" / "archive.json").write_text("{")
+    break_watermark(archive.root, "EVENTS")
     for stream in ("ORDERS", "EVENTS"):
         capture(tmp_path / "captures", stream, archive.root)
     done = jetcapture("maintain", tmp_path / "captures")
@@ -98,31 +103,85 @@ def test_a_capture_whose_archive_cannot_be_read_fails_alone(tmp_path: Path) -> N
     assert len(objects(archive.root)) == 15 + 3
 
 
-def test_a_stream_or_store_without_an_archive_is_an_error(tmp_path: Path) -> None:
-    archive = Archive(tmp_path / "archive")
+def break_watermark(root: Path, stream: str, text: str = "{") -> None:
+    (root / "_watermark" / stream).mkdir(parents=True)
+    (root / "_watermark" / stream / "archive.json").write_text(text)
+
+
+# ------------------------------------------------------------------ as a service
+
+
+TIMEOUT = 240.0
+
+
+@contextmanager
+def service(*words: object, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jetcapture_py", "maintain", *map(str, words)], stdout=output, stderr=output
+        )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ask(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def samples(port: int) -> dict[tuple[str, str], float]:
+    text = ask(port, "/metrics")[1]
+    return {
+        (sample.name, sample.labels["capture"]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if "capture" in sample.labels
+    }
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def test_passes_leave_what_they_replaced_to_a_later_one_and_tell_how_it_goes(tmp_path: Path) -> None:
+    archive, captures, port = Archive(tmp_path / "archive"), tmp_path / "captures", free_port()
     fill(archive)
-    misspelled = capture(tmp_path / "captures", "ORDRS", archive.root)
-    for command in ("maintain", "compact"):
-        done = jetcapture(command, misspelled)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert f"no archive of stream ORDRS under file://{archive.root}; there are: ORDERS" in done.stderr
-    (archive.root / "_watermark" / "ORDRS").mkdir(parents=True)
-    # a capture has begun, and stored nothing yet
-    (archive.root / "_watermark" / "ORDRS" / "archive.json").write_text("{}")
-    assert "no archive" not in jetcapture("maintain", misspelled).stderr
-
-
-def test_the_command_leaves_the_handler_of_interrupts_as_it_was(tmp_path: Path) -> None:
-    archive, before = Archive(tmp_path / "archive"), signal.getsignal(signal.SIGINT)
-    archive.write(range(1, 3), "a")
-    path = capture(tmp_path, "ORDERS", archive.root)
-    assert maintain(CaptureFiles([path])) == 0
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_a_bucket_waits_until_it_has_ended_long_enough(tmp_path: Path) -> None:
-    archive = Archive(tmp_path / "archive")
-    fill(archive)
-    path = capture(tmp_path, "ORDERS", archive.root, {"after": "36500d", "grace": "0s"})
-    assert jetcapture("maintain", path).returncode == 0
-    assert len(objects(archive.root)) == 15
+    before = seqs(archive.root)
+    capture(captures, "ORDERS", archive.root, "3s")
+    log = tmp_path / "log"
+    with service(captures, "--every", "200ms", "--http", f"127.0.0.1:{port}", log=log) as process:
+        until(lambda: len(objects(archive.root)) == 15 + 3, "new objects beside those that they replace")
+        assert seqs(archive.root) == before
+        until(lambda: len(objects(archive.root)) == 3, "a later pass removes them")
+        until(lambda: samples(port).get(("jetcapture_maintain_removed_objects_total", "orders")) == 15, "counted")
+        found = samples(port)
+        assert found["jetcapture_maintain_objects_after", "orders"] == 3
+        assert found["jetcapture_maintain_failing", "orders"] == 0
+        assert found["jetcapture_maintain_waiting_objects", "orders"] == 0
+        assert found["jetcapture_maintain_last_pass_timestamp_seconds", "orders"] > time.time() - TIMEOUT
+        assert "Healthy: 1 archive" in ask(port, "/")[1]
+        assert json.loads(ask(port, "/status.json")[1])["archives"][0]["capture"] == "orders"
+        assert ask(port, "/nothing")[0] == 404
+        break_watermark(tmp_path / "broken", "EVENTS")
+        capture(captures, "EVENTS", tmp_path / "broken")  # the files are read again before each pass
+        until(lambda: ask(port, "/readyz")[0] == 503, "not ready")
+        assert ask(port, "/readyz")[1].startswith("events: the last pass failed: ")
+        assert "Failing: 1 of 2 archives" in ask(port, "/snapshot")[1]
+        assert ask(port, "/livez") == (200, "alive\n")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT) == 0
+    events = Counter(json.loads(line)["event"] for line in log.read_text().splitlines())
+    assert events["maintain.started"] == events["maintain.stopping"] == 1
+    assert events["maintain.failed"] >= 1
+    assert seqs(archive.root) == before
