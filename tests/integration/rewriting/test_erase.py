@@ -10,14 +10,12 @@ import io
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
@@ -25,8 +23,6 @@ from nats.js.api import StreamSource
 from pyiceberg.catalog import load_catalog
 
 from jetcapture_py.archive import layout
-from jetcapture_py.compaction import rewrite as objects_again
-from jetcapture_py.compaction.files import Files
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.manage import erase as command
@@ -41,7 +37,8 @@ from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.findings import Kind
 from jetcapture_py.verify.proof import verify
 from jetcapture_py.verify.repair import verify_and_repair
-from tests.support.archives import HOUR, Archive, encoded, merge, put
+from tests.support.archives import HOUR, Archive, encoded, put
+from tests.support.commands import jetcapture
 from tests.support.maintaining import Maintenance, compare_tables
 from tests.support.nats_server import NatsServer
 from tests.support.restores import state_of
@@ -53,7 +50,6 @@ from tests.support.running import (
     objects,
     publish,
     publish_and_capture,
-    remove_unfinished,
     settings,
 )
 from tests.support.versity import Versity, options
@@ -100,7 +96,6 @@ def read(root: Path) -> dict[int, dict[str, Any]]:
 
 
 def proven(config: Config, erased: int) -> None:
-    """Check that nothing is missing, and that no erased message can be read."""
     report = asyncio.run(verify(config, deep=True))
     assert (report.complete, report.count(Kind.ERASED), report.exit_code(strict=True)) == (True, erased, 0)
 
@@ -113,37 +108,34 @@ def contents(root: Path) -> Iterator[bytes]:
             yield gzip.decompress(data) if path.name.endswith(".gz") else data
 
 
-SELECTORS: dict[str, tuple[Condition | str, dict[str, Any], Callable[[int], bool]]] = {
-    "key": (KEY, {"bundles": 2}, lambda number: number % 3 == 1),
-    "subject": (Condition(subject="*.c"), {}, lambda number: number % 3 == 2),
-    "seq": (Condition(seqs=(7, 23)), {}, lambda number: 6 <= number < 23),
+SELECTORS: dict[str, tuple[Condition | str, int, Callable[[int], bool]]] = {
+    "key": (KEY, 2, lambda number: number % 3 == 1),
+    "subject": (Condition(subject="*.c"), 0, lambda number: number % 3 == 2),
+    "seq": (Condition(seqs=(7, 23)), 0, lambda number: 6 <= number < 23),
     "where": (
         f"_nats_payload = 'no'::BLOB AND _nats_seq = 211 OR decode(_nats_payload) LIKE '%{WHO}%'",
-        {"bundles": 2},
-        lambda number: (number % 7 == 0 and number % 10 != 0) or number == 210,
+        *(2, lambda number: (number % 7 == 0 and number % 10 != 0) or number == 210),
     ),
 }
 
 
 @pytest.mark.parametrize("name", SELECTORS)
 def test_a_selector_erases_its_messages_and_no_other_row_changes(nats_server: Start, tmp_path: Path, name: str) -> None:
-    root, (select, block, gone) = tmp_path / "a", SELECTORS[name]
-    config = captured(nats_server, root, block={**block, "compression": "none"})
+    root, (select, bundles, gone) = tmp_path / "a", SELECTORS[name]
+    config = captured(nats_server, root, block={"bundles": bundles, "compression": "none"})
     before, names = read(root), objects(root)
     expected = {seq: row for seq, row in before.items() if not gone(seq - 1)}
     dry = run(config, select, dry_run=True)
     assert (objects(root), (root / "_erased").exists()) == (names, False)
     done = run(config, select)
-    assert not done.remaining
     assert (dry.messages, dry.copies) == (done.messages, done.copies)
     assert {(item.path, item.messages) for item in dry.objects} == {(item.path, item.messages) for item in done.objects}
-    assert done.messages == len(before) - len(expected)
+    assert (done.messages, done.remaining) == (len(before) - len(expected), [])
     assert read(root) == expected
     proven(config, done.messages)
     (tombstone,) = (json.loads(path.read_text()) for path in (root / "_erased" / STREAM).iterdir())
-    assert set(tombstone) == {"format", "stream", "time", "by", "reason", "messages", "ranges", "times"}, (
-        "nothing of the selector"
-    )
+    nothing_of_the_selector = {"format", "stream", "time", "by", "reason", "messages", "ranges", "times"}
+    assert set(tombstone) == nothing_of_the_selector
     if name == "where":
         assert not any(WHO.encode() in data for data in contents(root)), "as grep finds it"
     after = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
@@ -152,9 +144,9 @@ def test_a_selector_erases_its_messages_and_no_other_row_changes(nats_server: St
     assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == after
 
 
-def archive_at(root: Path) -> Config:
-    """The configuration of an archive at `root`."""
-    return parse({"source": {"stream": STREAM, "consumer": "archive"}, "store": {"url": str(root)}})
+def archive_at(root: Path | str, **sections: Any) -> Config:
+    source, store = {"stream": STREAM, "consumer": "archive"}, {"url": str(root), **sections.pop("store", {})}
+    return parse({"source": source, "store": store, **sections})
 
 
 def archive_of(root: Path, *blocks: dict[str, Any]) -> Config:
@@ -173,9 +165,9 @@ ZIPS = [{"zip": "01234"}, {"zip": "1234"}, {"zip": "2024-01-01T00:00:00Z"}, {"zi
 def test_no_type_of_a_text_column_is_guessed_and_bytes_are_not_their_base64(
     nats_server: Start, tmp_path: Path, format_: str
 ) -> None:
-    sections = {"block": {"format": format_}, "key": "", "decode": {"format": "json", "columns": {"zip": "string"}}}
+    decode = {"format": "json", "columns": {"zip": "string"}, "keep_payload": True}
     messages = [("orders.a", json.dumps(each).encode(), [("N", str(at))]) for at, each in enumerate(ZIPS)]
-    sections["decode"]["keep_payload"] = True
+    sections = {"block": {"format": format_}, "key": "", "decode": decode}
     config = publish_and_capture(nats_server().url, tmp_path / "a", messages, **sections)
     for where, count in (
         ("zip = '01234'", 1),
@@ -270,10 +262,8 @@ def test_a_damaged_footer_leaves_only_its_object_out_of_a_condition(tmp_path: Pa
 
 def records(root: Path) -> list[tuple[str, ...]]:
     """The distinct lines of text objects; those of CSV as fields."""
-    found = {
-        tuple(row) for data in contents(root / STREAM) for row in csv.reader(io.StringIO(data.decode(), newline=""))
-    }
-    return sorted(found)
+    texts = (io.StringIO(data.decode(), newline="") for data in contents(root / STREAM))
+    return sorted({tuple(row) for text in texts for row in csv.reader(text)})
 
 
 @pytest.mark.parametrize(
@@ -298,109 +288,10 @@ def test_lines_of_text_objects_go_and_the_others_stay_to_the_byte(
     assert objects(root) == []
 
 
-class KilledError(BaseException):
-    """The process is killed here."""
-
-
-def kill_at(monkeypatch: pytest.MonkeyPatch, step: int) -> list[str]:
-    """Make what changes the archive fail before or after step `step`; the steps until then."""
-    steps: list[str] = []
-
-    def stepped(name: str) -> None:
-        steps.append(name)
-        if len(steps) == step:
-            raise KilledError
-
-    def wrapped(owner: Any, name: str) -> None:
-        real = getattr(owner, name)
-
-        def work(*arguments: Any, **named: Any) -> Any:
-            stepped(f"before {name}")
-            found = real(*arguments, **named)
-            stepped(f"after {name}")
-            return found
-
-        monkeypatch.setattr(owner, name, work)
-
-    for owner, name in (
-        (Files, "put"),
-        (objects_again, "overwrite"),
-        (text_objects, "overwrite"),
-        (ArchiveFiles, "remove"),
-        (module, "change_note"),
-    ):
-        wrapped(owner, name)
-    monkeypatch.setattr(select, "THREADS", 1)
-    return steps
-
-
-def test_killed_at_every_step_and_run_again_it_ends(nats_server: Start, tmp_path: Path) -> None:
-    count, original = 40, tmp_path / "original"
-    config = captured(nats_server, original, count, block={"max_messages": 11, "bundles": 1})
-    others = [seq for seq in range(1, count + 1) if (seq - 1) % 3 != 1]
-    step, seen = 0, set()
-    while True:
-        step += 1
-        root = tmp_path / str(step)
-        shutil.copytree(original, root)
-        own = config.model_copy(update={"store": config.store.model_copy(update={"url": str(root)})})
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            steps = kill_at(monkeypatch, step)
-            try:
-                run(own)
-            except KilledError:
-                seen.add(steps[-1])
-            else:
-                break
-        remove_unfinished(root)
-        assert set(positions(own)) >= set(others)
-        assert not asyncio.run(verify(own)).count(Kind.HOLES)
-        # any selection ends what a tombstone has begun
-        done = run(own, KEY if step % 2 else Condition(seqs=(count + 1, count + 1)))
-        assert done.remaining == []
-        assert sorted(positions(own)) == others
-        proven(own, count - len(others))
-        shutil.rmtree(root)
-    assert {"before change_note", "after change_note", "before remove", "after remove"} <= seen
-
-
 def positions(config: Config) -> list[int]:
-    """The sequences of all stored messages, with copies."""
     archive = open_archive(config.store.url, {})
-    files = [file for file in archive.files(STREAM) if file.name is not None]
-    return [
-        seq
-        for file in files
-        if file.name
-        for seq in ObjectExaminer(archive, None).identities(file, file.name)[1].tolist()
-    ]
-
-
-def test_copies_of_a_compaction_are_erased_also_those_it_makes_meanwhile(
-    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "a"
-    config = captured(nats_server, root, key="", block={"max_messages": 60})
-    before = read(root)
-    names = [name for name in objects(root) if not name.quarantine]
-    merge(root, names, keep=True)  # killed before it removed what it replaces
-    kept = {root / name.path: (root / name.path).read_bytes() for name in names}
-    real, rounds = module.remove_replaced, []
-
-    def removed(*arguments: Any) -> Any:
-        result = real(*arguments)
-        if not rounds:  # it had read them before
-            for path, data in kept.items():
-                path.write_bytes(data)
-        rounds.append(result)
-        return result
-
-    monkeypatch.setattr(module, "remove_replaced", removed)
-    done = run(config, Condition(subject="orders.b"))
-    assert len(rounds) > 1
-    assert (done.messages, done.remaining) == (100, [])
-    assert read(root) == {seq: row for seq, row in before.items() if seq % 3 != 2}
-    proven(config, 100)
+    named = [(file, file.name) for file in archive.files(STREAM) if file.name]
+    return [seq for pair in named for seq in ObjectExaminer(archive, None).identities(*pair)[1].tolist()]
 
 
 def test_of_two_messages_with_a_sequence_only_the_selected_one_is_erased(tmp_path: Path) -> None:
@@ -414,14 +305,8 @@ def test_of_two_messages_with_a_sequence_only_the_selected_one_is_erased(tmp_pat
     assert [(row[layout.SEQ], row[layout.TIMESTAMP].microsecond) for row in read(tmp_path).values()] == [(6, 6)]
 
 
-def test_a_message_that_comes_later_with_a_sequence_between_erased_ones_is_not_erased(tmp_path: Path) -> None:
-    """The stream was rewound to 5 after 7, and the capture has not stored 6 and 7 again yet."""
-    start = HOUR * 1_000_000
-    config = archive_of(tmp_path, {"seqs": (5, 6, 7)}, {"seqs": ((8, start + 11),)})
-    assert run(config, Condition(seqs=(5, 8))).messages == 4
-    erased = open_archive(str(tmp_path), {}).erased(STREAM)
-    times = np.array([6, 9, 10, 11], np.int64) + start
-    assert erased.contains(np.array([6, 6, 7, 8]), times).tolist() == [True, False, False, True]
+class KilledError(BaseException):
+    """The process is killed here."""
 
 
 def test_what_killed_processes_left_goes_or_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,14 +316,23 @@ def test_what_killed_processes_left_goes_or_is_named(tmp_path: Path, monkeypatch
     for copy in (old, new):
         shutil.copy(path, copy)
     os.utime(old, (1, 1))
-    with monkeypatch.context() as patched:
-        kill_at(patched, 4)  # after the object is removed
-        with pytest.raises(KilledError):
-            run(config)
-    (line,) = run(config).remaining
+    remove, any_other = ArchiveFiles.remove, Condition(seqs=(9, 9))
+
+    def killed(archive: ArchiveFiles, file: File) -> None:
+        if after:
+            remove(archive, file)
+        raise KilledError
+
+    for after in (False, True):
+        with monkeypatch.context() as patched:
+            patched.setattr(ArchiveFiles, "remove", killed)
+            with pytest.raises(KilledError):
+                run(config)
+        assert path.exists() is not after
+    (line,) = run(config, any_other).remaining  # any selection ends what a tombstone has begun
     assert (new.name in line, old.exists(), path.exists()) == (True, False, False)
     os.utime(new, (1, 1))
-    assert run(config).remaining == []
+    assert run(config, any_other).remaining == []
     assert not (tmp_path / STREAM / "key=b").exists(), "the key is not left in a directory's name"
     assert positions(config) == [3]
 
@@ -448,68 +342,42 @@ def test_an_object_that_is_a_symbolic_link_remains(tmp_path: Path) -> None:
     path = next((tmp_path / "a").rglob("*-2-*.parquet"))
     elsewhere = path.rename(tmp_path / "elsewhere.parquet")
     path.symlink_to(elsewhere)
+    reason = "it is a symbolic link, and the file it points to would stay"
     for dry_run in (True, False):
-        done = run(config, dry_run=dry_run)
-        (line,) = done.remaining
-        assert line.startswith(
-            f"{path.relative_to(tmp_path / 'a')}: it is a symbolic link, and the file it points to would stay"
-        )
+        (line,) = run(config, dry_run=dry_run).remaining
+        assert line.startswith(f"{path.relative_to(tmp_path / 'a')}: {reason}")
     assert positions(config) == [1, 2]
     elsewhere.replace(path)
-    assert run(config).remaining == []
-    assert positions(config) == []
-
-
-def test_a_condition_leaves_nothing_in_a_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = archive_of(tmp_path / "a", {"seqs": (1, 2), "key": "b"})
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    done = run(config, "_nats_seq = 2")
-    assert (done.remaining, done.up_to, positions(config)) == ([], None, [1])
-    assert any(line.startswith("messages that were not stored yet, and what running captures") for line in done.notes)
-
-
-def test_objects_that_become_one_lose_nothing_and_the_certificate_has_the_digest_of_that_one(tmp_path: Path) -> None:
-    seqs = ((1, 2, 3, 9), (1, 2, 3, 8), (1, 2, 3, 7), (1, 2, 3))
-    config = archive_of(tmp_path, *({"seqs": part} for part in seqs))
-    first = run(config, Condition(seqs=(7, 9)))  # a compaction may be about to remove the copy with 1, 2 and 3
-    assert (first.objects, len(objects(tmp_path))) == ([], 4)
-    assert [text.partition(": ")[2] for text in first.remaining] == [
-        "kept, because an older copy has its other messages: run it again"
-    ]
-    done = run(config, Condition(seqs=(7, 9)))
-    assert (done.messages, len(done.objects), done.remaining) == (3, 3, [])
-    (name,) = objects(tmp_path)
-    digest = hashlib.sha256((tmp_path / name.path).read_bytes()).hexdigest()
-    assert {(item.after, item.sha256_after) for item in done.objects} == {(name.path, digest)}
-    assert list(read(tmp_path)) == [1, 2, 3]
+    assert (run(config).remaining, positions(config)) == ([], [])
 
 
 def test_nothing_brings_erased_messages_back(nats_server: Start, tmp_path: Path) -> None:
-    root = tmp_path / "a"
-    config = captured(nats_server, root)
+    config = captured(nats_server, tmp_path / "a")
     run(config)
-    other = config.model_copy(update={"source": config.source.model_copy(update={"consumer": "other"})})
-    asyncio.run(capture_all(other))
-    asyncio.run(reset(config))
-    asyncio.run(capture_all(config))
+    asyncio.run(
+        capture_all(config.model_copy(update={"source": config.source.model_copy(update={"consumer": "other"})}))
+    )
+
+    async def reset() -> None:
+        async with connection(config.nats.servers[0]) as client:
+            await client.jetstream().delete_consumer(STREAM, config.source.consumer)
+        await capture_all(config)
+
+    asyncio.run(reset())
     report, _ = asyncio.run(verify_and_repair(config, deep=True, content=True))
     assert (report.complete, report.count(Kind.ERASED)) == (True, 100)
     assert not [seq for seq in positions(config) if (seq - 1) % 3 == 1]
 
 
-async def reset(config: Config) -> None:
-    async with connection(config.nats.servers[0]) as client:
-        await client.jetstream().delete_consumer(STREAM, config.source.consumer)
-
-
 def test_in_the_stream_only_the_messages_themselves_are_deleted(nats_server: Start, tmp_path: Path) -> None:
     config = captured(nats_server, tmp_path / "a", 30)
     url = config.nats.servers[0]
-    dry = run(config, in_stream=True, dry_run=True)
-    done = run(config, in_stream=True)
-    assert dry.in_stream
-    assert done.in_stream
-    assert (dry.in_stream.deleted, done.in_stream.deleted, done.remaining) == (10, 10, [])
+
+    def deleted(**options: bool) -> tuple[int | None, list[str]]:
+        done = run(config, in_stream=True, **options)
+        return done.in_stream and done.in_stream.deleted, done.remaining
+
+    assert deleted(dry_run=True) == deleted() == (10, [])
     assert sorted(asyncio.run(state_of(url, STREAM))["deleted"]) == [seq for seq in range(1, 31) if seq % 3 == 2]
     proven(config, 10)
 
@@ -519,19 +387,15 @@ def test_in_the_stream_only_the_messages_themselves_are_deleted(nats_server: Sta
         await publish(url, [message(number) for number in range(30)])
 
     asyncio.run(recreate())
-    later = run(config, in_stream=True)
-    assert later.in_stream
-    assert (later.in_stream.deleted, later.remaining) == (0, [])
+    assert deleted() == (0, [])
     assert asyncio.run(state_of(url, STREAM))["messages"] == 30
 
 
 def test_a_stream_that_deletes_nothing_and_its_copies_remain(nats_server: Start, tmp_path: Path) -> None:
-    root = tmp_path / "a"
-    config = captured(nats_server, root, 30)
-    url = config.nats.servers[0]
+    config = captured(nats_server, tmp_path / "a", 30)
 
     async def changed() -> None:
-        async with connection(url) as client:
+        async with connection(config.nats.servers[0]) as client:
             js = client.jetstream()
             await js.add_stream(name="MIRROR", mirror=StreamSource(name=STREAM))
             await js.add_stream(name="COPY", sources=[StreamSource(name=STREAM)])
@@ -551,41 +415,26 @@ def test_a_stream_that_deletes_nothing_and_its_copies_remain(nats_server: Start,
         "stream ORDERS has 10 messages of them: it is deny_delete, and deletes none",
     ]
     assert not done.remains  # in the archive
-    proven(config, 10)
+    mirrored = parse(settings(config.nats.servers[0], tmp_path / "b", source={"stream": "MIRROR"}))
+    asyncio.run(capture_all(mirrored))
+    assert run(mirrored, Condition(subject="orders.b")).messages == 10, "they are older than the mirror"
+    for archived in (config, mirrored):
+        proven(archived, 10)
 
 
-def test_messages_that_are_older_than_their_mirror_are_known_to_be_erased(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server()
-
-    async def mirrored() -> None:
-        async with connection(server.url) as client:
-            js = client.jetstream()
-            await js.add_stream(name="ORIGIN", subjects=["orders.>"])
-            for number in range(9):
-                await js.publish(f"orders.{number % 3}", b"%d" % number)
-            await js.add_stream(name=STREAM, mirror=StreamSource(name="ORIGIN"))
-            while (await js.stream_info(STREAM)).state.messages < 9:
-                await asyncio.sleep(0.02)
-        await capture_all(config)
-
-    config = parse(settings(server.url, tmp_path / "a"))
-    asyncio.run(mirrored())
-    assert run(config, Condition(subject="orders.1")).messages == 3
-    proven(config, 3)
-
-
-def tabulated(root: Path) -> tuple[Config, dict[str, str]]:
+@pytest.fixture
+def tabulated(tmp_path: Path) -> tuple[Config, dict[str, str]]:
     """Two keys in objects of complete buckets, a table of them, and its catalog."""
     for key, first in (("a", 1), ("b", 101)):
-        for bucket in (HOUR, HOUR + 3600):
-            start = first + (50 if bucket > HOUR else 0)
+        for start, bucket in ((first, HOUR), (first + 50, HOUR + 3600)):
             identities = [(seq, bucket * 1_000_000 + seq) for seq in range(start, start + 10)]
-            put(root / "archive", encoded(identities, key=key, bucket=bucket))
-    catalog = {"type": "sql", "uri": f"sqlite:///{root}/catalog.db"}
+            put(tmp_path / "archive", encoded(identities, key=key, bucket=bucket))
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
     table = {"name": "nats.orders", "catalog": catalog}
     maintain = {"compact": {"after": "0s", "grace": "0s", "target": "1MiB"}, "table": table}
-    source, store = {"stream": STREAM, "consumer": "archive"}, {"url": str(root / "archive")}
-    return parse({"source": source, "store": store, "maintain": maintain}), catalog
+    config = archive_at(tmp_path / "archive", maintain=maintain)
+    Maintenance(config).run()
+    return config, catalog
 
 
 def answer(config: Config, capsys: pytest.CaptureFixture[str], **given: Any) -> tuple[int, dict[str, Any]]:
@@ -596,11 +445,10 @@ def answer(config: Config, capsys: pytest.CaptureFixture[str], **given: Any) -> 
 
 
 def test_a_table_and_its_snapshots_name_no_object_that_was_erased(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tabulated: tuple[Config, dict[str, str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config, catalog_of = tabulated(tmp_path)
-    Maintenance(config).run()
-    with load_catalog("jetcapture", **catalog_of) as catalog:
+    config, properties = tabulated
+    with load_catalog("jetcapture", **properties) as catalog:
         table = catalog.load_table("nats.orders")
         table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "audit").commit()
         code, certificate = answer(config, capsys, seqs="103-160")
@@ -613,18 +461,16 @@ def test_a_table_and_its_snapshots_name_no_object_that_was_erased(
         assert (code, certificate["remains"], certificate["snapshots"]) == (0, [], 2)
         table = catalog.load_table("nats.orders")
         assert sorted(table.scan().to_arrow()[layout.SEQ].to_pylist()) == [*range(1, 11), *range(51, 61), 101, 102]
-        for snapshot in table.metadata.snapshots:
-            for part in snapshot.manifests(table.io):
-                for entry in part.fetch_manifest_entry(table.io):
-                    assert Path(entry.data_file.file_path.removeprefix("file://")).exists()
+        manifests = [part for snapshot in table.metadata.snapshots for part in snapshot.manifests(table.io)]
+        for entry in (entry for part in manifests for entry in part.fetch_manifest_entry(table.io)):
+            assert Path(entry.data_file.file_path.removeprefix("file://")).exists()
     assert compare_tables(config) == []
 
 
 def test_maintenance_that_puts_an_object_back_into_a_table_is_undone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tabulated: tuple[Config, dict[str, str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, catalog_of = tabulated(tmp_path)
-    Maintenance(config).run()
+    config, properties = tabulated
     real, passes = module.remove_replaced, []
 
     def remove(*arguments: Any) -> Any:
@@ -638,37 +484,29 @@ def test_maintenance_that_puts_an_object_back_into_a_table_is_undone(
         assert passes[0].tables["messages"].added
         assert (code, certificate["remains"]) == (0, [])
         assert compare_tables(config) == []
-        with load_catalog("jetcapture", **catalog_of) as catalog:
+        with load_catalog("jetcapture", **properties) as catalog:
             assert catalog.load_table("nats.orders").scan().count() == count
 
 
-def versioned(server: Versity, *, locked: bool) -> Config:
-    """An archive in a bucket that keeps versions: two of an object that a compaction has merged into a third one."""
-    bucket, client = "locked" if locked else "versions", server.client()
-    client.create_bucket(Bucket=bucket, ObjectLockEnabledForBucket=locked)
+def versioned(client: Any, bucket: str, *changes: tuple[str, tuple[int, ...]], versions_at: int = 0) -> None:
+    """Put and delete objects of these sequences in a bucket that keeps versions, from change `versions_at` on."""
+    client.create_bucket(Bucket=bucket, ObjectLockEnabledForBucket=bucket == "locked")
+    for number, (change, seqs) in enumerate(changes):
+        if number == versions_at:
+            client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+        if number == versions_at and bucket == "locked":
+            rule = {"DefaultRetention": {"Mode": "COMPLIANCE", "Days": 1}}
+            lock = {"ObjectLockEnabled": "Enabled", "Rule": rule}
+            client.put_object_lock_configuration(Bucket=bucket, ObjectLockConfiguration=lock)
+        block = encoded([(seq, HOUR * 1_000_000 + seq) for seq in seqs], bucket=HOUR)
+        body = {"Body": block.data.to_pybytes()} if change == "put" else {}
+        getattr(client, f"{change}_object")(Bucket=bucket, Key=f"archive/{block.name.path}", **body)
     client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
-    if locked:
-        rule = {"DefaultRetention": {"Mode": "COMPLIANCE", "Days": 1}}
-        client.put_object_lock_configuration(
-            Bucket=bucket, ObjectLockConfiguration={"ObjectLockEnabled": "Enabled", "Rule": rule}
-        )
-    every = [
-        encoded([(seq, HOUR * 1_000_000 + seq) for seq in seqs], bucket=HOUR) for seqs in ((1, 2), (1, 2, 3, 4), (9,))
-    ]
-    for block in every:
-        client.put_object(Bucket=bucket, Key=f"archive/{block.name.path}", Body=block.data.to_pybytes())
-    client.delete_object(Bucket=bucket, Key=f"archive/{every[0].name.path}")
-    client.delete_object(Bucket=bucket, Key=f"archive/{every[2].name.path}")
-    client.close()
-    source = {"stream": STREAM, "consumer": "archive"}
-    return parse({"source": source, "store": {"url": f"s3://{bucket}/archive", "options": options(server.endpoint)}})
 
 
-def versions(server: Versity, bucket: str) -> set[tuple[str, bool]]:
+def versions(client: Any, bucket: str) -> set[tuple[str, bool]]:
     """The sequences in the names of all versions, and whether they are markers of a removal."""
-    client = server.client()
     found = client.list_object_versions(Bucket=bucket, Prefix=f"archive/{STREAM}/")
-    client.close()
     kinds = (("Versions", False), ("DeleteMarkers", True))
     names = [(entry["Key"].rpartition("/")[2], marker) for kind, marker in kinds for entry in found.get(kind, [])]
     return {(name.partition("-")[2][:41].replace("0", ""), marker) for name, marker in names}
@@ -677,39 +515,33 @@ def versions(server: Versity, bucket: str) -> set[tuple[str, bool]]:
 def test_a_bucket_keeps_no_version_with_erased_messages_unless_object_lock_does(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Versity(tmp_path, versions=True) as server:
-        config = versioned(server, locked=False)
-        assert versions(server, "versions") == {
-            ("1-2", False),
-            ("1-2", True),
-            ("1-4", False),
-            ("9-9", False),
-            ("9-9", True),
-        }
-        code, certificate = answer(config, capsys, seqs="2-3")
-        assert (code, certificate["remains"], certificate["versions"]) == (0, [], 2)
-        assert versions(server, "versions") == {("1-4", False), ("9-9", False), ("9-9", True)}, "others stay"
-        locked = versioned(server, locked=True)
-        code, certificate = answer(locked, capsys, seqs="2-3")
-        assert (code, certificate["versions"]) == (1, 0)
-        assert len(certificate["remains"]) == 2
+    changes = [("put", (1, 2)), ("put", (1, 2, 3, 4)), ("put", (9,)), ("delete", (1, 2)), ("delete", (9,))]
+    with Versity(tmp_path, versions=True) as server, closing(server.client()) as client:
+
+        def erased(bucket: str, seqs: str) -> dict[str, Any]:
+            config = archive_at(f"s3://{bucket}/archive", store={"options": options(server.endpoint)})
+            code, certificate = answer(config, capsys, seqs=seqs)
+            assert code == bool(certificate["remains"])
+            return certificate
+
+        versioned(client, "versions", *changes)
+        nine = {("9-9", False), ("9-9", True)}
+        assert versions(client, "versions") == {("1-2", False), ("1-2", True), ("1-4", False), *nine}
+        certificate = erased("versions", "2-3")
+        assert (certificate["remains"], certificate["versions"]) == ([], 2)
+        assert versions(client, "versions") == {("1-4", False), *nine}, "others stay"
+        versioned(client, "locked", *changes)
+        certificate = erased("locked", "2-3")
+        assert (len(certificate["remains"]), certificate["versions"]) == (2, 0)
         assert all("an old version: cannot delete a version of locked/" in text for text in certificate["remains"])
-        assert versions(server, "locked") >= {("1-2", False), ("1-4", False)}
-        client = server.client()
-        client.create_bucket(Bucket="later")
-        block = encoded([(seq, HOUR * 1_000_000 + seq) for seq in (1, 2)], bucket=HOUR)
-        client.put_object(Bucket="later", Key=f"archive/{block.name.path}", Body=block.data.to_pybytes())
-        client.put_bucket_versioning(Bucket="later", VersioningConfiguration={"Status": "Enabled"})
-        client.close()
-        store = {"url": "s3://later/archive", "options": options(server.endpoint)}
-        done = run(parse({"source": {"stream": STREAM, "consumer": "archive"}, "store": store}), Condition(seqs=(2, 2)))
-        assert (done.remaining, done.versions) == ([], 1), "the version from before the bucket had versions"
-        assert versions(server, "later") == {("1-1", False)}
+        assert versions(client, "locked") >= {("1-2", False), ("1-4", False)}
+        versioned(client, "later", ("put", (1, 2)), versions_at=1)
+        certificate = erased("later", "2-2")
+        assert (certificate["remains"], certificate["versions"]) == ([], 1), "from before the bucket had versions"
+        assert versions(client, "later") == {("1-1", False)}
 
 
 class Lines:
-    """A writer of a format of one's own."""
-
     suffix = ".lines"
 
     def write(self, table: pa.Table) -> bytes:
@@ -744,20 +576,22 @@ def test_the_certificate_says_what_was_done_and_arguments_are_checked_first(
     for wrong in WRONG:
         with pytest.raises(ConfigError, match="--where" if "where" in wrong else None):
             answer(config, capsys, **wrong)
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
+    assert jetcapture("erase", path, "--key", "7", "--reason", " ").returncode == 2
     assert not (root / "_erased").exists()
-    code, certificate = answer(config, capsys, key="7")
-    (done,) = certificate["objects"]
-    assert code == 1, "the quarantine does not say which of its messages have the key"
+    done = jetcapture("erase", path, "--key", "7", "--reason", REASON, "--json")
+    certificate = json.loads(done.stdout)
+    (changed,) = certificate["objects"]
+    assert done.returncode == 1, "the quarantine does not say which of its messages have the key"
     assert "select them by --subject or --where" in certificate["remains"][0]
-    assert (done["messages"], done["sha256"]) == (1, before[done["path"]])
-    assert done["sha256_after"] == hashlib.sha256((root / done["after"]).read_bytes()).hexdigest()
+    assert (changed["messages"], changed["sha256"]) == (1, before[changed["path"]])
+    assert changed["sha256_after"] == hashlib.sha256((root / changed["after"]).read_bytes()).hexdigest()
     tombstone = json.loads((root / certificate["tombstone"]).read_text())
-    assert (tombstone["messages"], tombstone["reason"]) == (1, REASON)
-    assert tombstone["by"] == certificate["by"]
+    assert (tombstone["messages"], tombstone["reason"], tombstone["by"]) == (1, REASON, certificate["by"])
     code = show_one(command.run(config, Condition.parse(None, "orders.*", None, None), REASON, in_stream=True))
     lines = capsys.readouterr().out.splitlines()
-    assert code == 0
-    assert lines[0] == "stream ORDERS: 29 messages erased"
+    assert (code, lines[0]) == (0, "stream ORDERS: 29 messages erased")
     assert "in the stream: 30 messages deleted and overwritten" in lines
     assert lines[-1] == "nothing remains in the archive and the stream of what was stored up to sequence 30"
     assert "key=" not in (root / "_watermark/ORDERS/archive.json").read_text()
@@ -765,25 +599,15 @@ def test_the_certificate_says_what_was_done_and_arguments_are_checked_first(
         run(archive_at(tmp_path / "b"))
 
 
-def test_the_real_command_has_these_exit_codes(tmp_path: Path) -> None:
-    config, path = archive_of(tmp_path / "a", {"seqs": (1, 2), "key": "b"}), tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
-
-    def exits(*arguments: str) -> int:
-        words = [sys.executable, "-m", "jetcapture_py", "erase", str(path), *arguments]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
-        assert "Traceback" not in done.stderr
-        return done.returncode
-
-    assert exits("--key", "b", "--reason", " ") == 2
-    assert positions(config) == [1, 2]
-    assert exits("--key", "b", "--reason", REASON, "--json") == 0
-    assert positions(config) == []
-
-
-def test_the_certificate_names_the_spool_in_which_rows_may_still_be(tmp_path: Path) -> None:
+def test_the_notes_name_what_no_erasure_reaches_and_no_temporary_file_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = archive_of(tmp_path / "a", {"seqs": (1, 2), "key": "b"})
     limits = {"spool": {"path": str(tmp_path / "spool"), "size": "1GiB"}}
-    spooling = parse({**config.model_dump(mode="json", exclude_unset=True), "limits": limits})
-    assert not any("spool" in line for line in run(config, dry_run=True).notes)
-    assert any(line.startswith("the spool") for line in run(spooling, dry_run=True).notes)
+    for spooling in (False, True):
+        notes = run(archive_at(tmp_path / "a", **({"limits": limits} if spooling else {})), dry_run=True).notes
+        assert any(line.startswith("the spool") for line in notes) is spooling
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    done = run(config, "_nats_seq = 2")
+    assert (done.remaining, done.up_to, positions(config)) == ([], None, [1])
+    assert any(line.startswith("messages that were not stored yet, and what running captures") for line in done.notes)

@@ -7,7 +7,6 @@ import base64
 import gzip
 import json
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture.recapture import Recapture
 from jetcapture_py.config.model import Config, parse
-from jetcapture_py.errors import ConfigError, JetcaptureError, StoreError
+from jetcapture_py.errors import JetcaptureError, StoreError
 from jetcapture_py.manage import quarantine
 from jetcapture_py.manage.many import show_one
 from jetcapture_py.reading.arrow import read_archive
@@ -26,17 +25,9 @@ from jetcapture_py.rewriting.redecode import QuarantineSelection, Redecoded, red
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.verify.findings import Kind
 from jetcapture_py.verify.proof import verify
-from tests.support.archives import merge
 from tests.support.erasing import bury
 from tests.support.nats_server import NatsServer
-from tests.support.running import (
-    STREAM,
-    Message,
-    capture_all,
-    objects,
-    publish_and_capture,
-    settings,
-)
+from tests.support.running import STREAM, Message, objects, publish_and_capture, settings
 
 Start = Callable[..., NatsServer]
 
@@ -65,13 +56,11 @@ def message(number: int) -> Message:
     return f"orders.{'abc'[number % 3]}", data, headers[1:] if kind == UNTIMED else headers
 
 
-def captured(start: Start, root: Path, count: int, **sections: Any) -> Config:
+def captured(start: Start, root: Path, count: int = 100, **block: Any) -> Config:
     """Capture with the faulty configuration, and return the mended one."""
-    server = start()
-    merged = {name: {**FAULTY.get(name, {}), **value} if name == "block" else value for name, value in sections.items()}
-    publish_and_capture(server.url, root, [message(number) for number in range(count)], **(FAULTY | merged))
-    merged["block"] = {**merged.get("block", {}), **MENDED["block"]}
-    return parse(settings(server.url, root, **(MENDED | merged)))
+    url, messages = start().url, [message(number) for number in range(count)]
+    publish_and_capture(url, root, messages, **(FAULTY | {"block": FAULTY["block"] | block}))
+    return parse(settings(url, root, **(MENDED | {"block": MENDED["block"] | block})))
 
 
 def run(config: Config, *reasons: str, dry_run: bool = False) -> Redecoded:
@@ -83,21 +72,16 @@ def read(root: Path, *, quarantine: bool = False) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row[layout.SEQ], row[layout.TIMESTAMP]))
 
 
-def numbers(rows: list[dict[str, Any]]) -> list[int]:
-    """The numbers of the messages."""
-    return [row[layout.SEQ] - 1 for row in rows]
-
-
 def in_one_place(root: Path, count: int) -> None:
     """Check that each message is in exactly one place, and in the right one."""
     archived, left = read(root), read(root, quarantine=True)
-    assert numbers(archived) == [number for number in range(count) if number % 10 not in STAYS]
-    assert numbers(left) == [number for number in range(count) if number % 10 in STAYS]
+    assert [row[layout.SEQ] - 1 for row in archived] == [n for n in range(count) if n % 10 not in STAYS]
+    assert [row[layout.SEQ] - 1 for row in left] == [n for n in range(count) if n % 10 in STAYS]
 
 
 def test_what_can_be_decoded_is_archived_with_its_own_identity(nats_server: Start, tmp_path: Path) -> None:
     root, count = tmp_path / "a", 1000
-    config = captured(nats_server, root, count, block={"bundles": 2})
+    config = captured(nats_server, root, count, bundles=2)
     before = {row[layout.SEQ]: row for row in read(root, quarantine=True)}
     dry = run(config, dry_run=True)
     assert {row[layout.SEQ]: row for row in read(root, quarantine=True)} == before
@@ -123,7 +107,7 @@ def test_what_can_be_decoded_is_archived_with_its_own_identity(nats_server: Star
 
 @pytest.mark.parametrize("format_", ["ndjson", "csv"])
 def test_text_objects_are_stored_as_well(nats_server: Start, tmp_path: Path, format_: str) -> None:
-    config = captured(nats_server, tmp_path / "a", 100, block={"format": format_})
+    config = captured(nats_server, tmp_path / "a", format=format_)
     assert run(config).decoded == 30
     report = asyncio.run(verify(config))
     assert (report.complete, report.stored, report.quarantined, report.count(Kind.DUPLICATES)) == (True, 100, 20, 0)
@@ -131,7 +115,7 @@ def test_text_objects_are_stored_as_well(nats_server: Start, tmp_path: Path, for
 
 def test_what_stays_has_the_new_reason_unless_it_was_not_selected(nats_server: Start, tmp_path: Path) -> None:
     root = tmp_path / "a"
-    config = captured(nats_server, root, 100)
+    config = captured(nats_server, root)
     csv = {"decode": {"format": "csv", "columns": {"x": "int64"}}}
     other = parse(config.model_dump(mode="json", exclude_unset=True, by_alias=True) | csv)
     reasons = {row[layout.SEQ]: row["error"] for row in read(root, quarantine=True)}
@@ -147,7 +131,7 @@ def test_nothing_leaves_the_quarantine_that_is_not_in_the_archive(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "a"
-    config = captured(nats_server, root, 100)
+    config = captured(nats_server, root)
     before = read(root, quarantine=True)
 
     async def put(_self: Recapture, _encoded: EncodedBlock) -> None:
@@ -157,7 +141,7 @@ def test_nothing_leaves_the_quarantine_that_is_not_in_the_archive(
         patched.setattr(Recapture, "put", put)
         with pytest.raises(StoreError, match="none was removed from the quarantine"):
             run(config)
-    assert numbers(read(root, quarantine=True)) == numbers(before)
+    assert read(root, quarantine=True) == before
     run(config)
     in_one_place(root, 100)
 
@@ -165,7 +149,7 @@ def test_nothing_leaves_the_quarantine_that_is_not_in_the_archive(
 def test_a_removal_that_fails_is_not_called_removed(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = captured(nats_server, tmp_path / "a", 100)
+    config = captured(nats_server, tmp_path / "a")
 
     def deny(_: ArchiveFiles, file: File) -> None:
         raise StoreError(f"cannot remove {file.path}: denied")
@@ -180,37 +164,9 @@ def test_a_removal_that_fails_is_not_called_removed(
         assert any(line.startswith("  cannot remove _quarantine/") for line in lines)
 
 
-def test_two_at_a_time_and_messages_that_are_delivered_again_lose_nothing(nats_server: Start, tmp_path: Path) -> None:
-    root, count = tmp_path / "a", 400
-    config = captured(nats_server, root, count, block={"max_messages": 23})
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda _: run(config), range(2)))
-    run(config)
-    again = config.model_copy(update={"source": config.source.model_copy(update={"consumer": "again"})})
-    asyncio.run(capture_all(again))
-    in_one_place(root, count)
-    assert asyncio.run(verify(config)).complete
-
-
-def test_messages_that_a_compaction_brings_back_leave_again(nats_server: Start, tmp_path: Path) -> None:
-    root, count = tmp_path / "a", 100
-    config = captured(nats_server, root, count, block={"max_messages": 11})
-    before = [name for name in objects(root) if name.quarantine]
-    kept = {name: (root / name.path).read_bytes() for name in before}
-    run(config)
-    for name, data in kept.items():  # it had read them before
-        (root / name.path).write_bytes(data)
-    merge(root, before)
-    report = asyncio.run(verify(config))
-    assert (report.complete, report.quarantined, report.count(Kind.QUARANTINE)) == (True, 20, 30)
-    done = run(config)
-    assert (done.messages, done.decoded, done.archived, done.failed) == (50, 0, 30, 20)
-    in_one_place(root, count)
-
-
 def test_what_was_erased_is_not_brought_back(nats_server: Start, tmp_path: Path) -> None:
     root = tmp_path / "a"
-    config = captured(nats_server, root, 100)
+    config = captured(nats_server, root)
     gone = [row for row in read(root, quarantine=True) if (row[layout.SEQ] - 1) % 20 == PACKED]
     bury(root, gone)
     done = run(config)
@@ -221,50 +177,41 @@ def test_what_was_erased_is_not_brought_back(nats_server: Start, tmp_path: Path)
 def test_the_commands_say_why_and_what_was_done(
     nats_server: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    root = tmp_path / "a"
-    config = captured(nats_server, root, 100)
+    config = captured(nats_server, tmp_path / "a")
 
-    def lines() -> list[str]:
-        return capsys.readouterr().out.splitlines()
+    def shown(done: Any, *, as_json: bool = False) -> Any:
+        assert show_one(done, as_json=as_json) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return json.loads(lines[0]) if as_json else lines
 
-    assert show_one(quarantine.run_list(config), as_json=True) == 0
-    listed = json.loads(lines()[0])
+    listed = shown(quarantine.run_list(config), as_json=True)
     assert (listed["messages"], [reason["messages"] for reason in listed["reasons"]]) == (50, [10] * 5)
     malformed = next(reason for reason in listed["reasons"] if "malformed" in reason["error"])
     assert malformed["error"] == "JSON is malformed: invalid character (byte N)"
     assert malformed["example"] == {"sequence": 1, "error": "JSON is malformed: invalid character (byte 4)"}
     assert malformed["subjects"] == {"orders.a": 4, "orders.b": 3, "orders.c": 3}
-    assert show_one(quarantine.run_list(config)) == 0
-    assert lines()[-1] == "50 messages of stream ORDERS in quarantine"
-    assert show_one(quarantine.run_show(config, FRACTION + 1)) == 0
-    shown = lines()
-    assert shown[1] == "reason: decode: Expected `int | null`, got `float` - at `$.amount`"
-    assert "    00000000  7b 22 69 64 22 3a 20 34 2c 20 22 61 6d 6f 75 6e  {" + '"id": 4, "amoun' in shown
-    assert shown[-1] == "    id=4  amount=4.5"
-    assert show_one(quarantine.run_show(config, BAD_JSON + 1), as_json=True) == 0
-    fields = json.loads(lines()[0])
+    assert shown(quarantine.run_list(config))[-1] == "50 messages of stream ORDERS in quarantine"
+    lines = shown(quarantine.run_show(config, FRACTION + 1))
+    assert lines[1] == "reason: decode: Expected `int | null`, got `float` - at `$.amount`"
+    assert "    00000000  7b 22 69 64 22 3a 20 34 2c 20 22 61 6d 6f 75 6e  {" + '"id": 4, "amoun' in lines
+    assert lines[-1] == "    id=4  amount=4.5"
+    fields = shown(quarantine.run_show(config, BAD_JSON + 1), as_json=True)
     assert base64.b64decode(fields["payload_base64"]) == b"not JSON 0"
     assert fields["today"]["quarantine"]["stage"] == fields["stage"] == "decode"
     with pytest.raises(JetcaptureError, match=r"the quarantine of stream ORDERS has no message 2$"):
         quarantine.run_show(config, 2)
     chosen = QuarantineSelection(reasons=["no matter", "time: "])
-    assert show_one(quarantine.run_redecode(config, chosen, dry_run=False), as_json=True) == 0
-    done = json.loads(lines()[0])
+    done = shown(quarantine.run_redecode(config, chosen, dry_run=False), as_json=True)
     assert (done["messages"], done["decoded"], done["failed"]) == (10, 10, 0)
-    nowhere = config.model_copy(update={"store": config.store.model_copy(update={"url": str(tmp_path / "b")})})
-    with pytest.raises(JetcaptureError, match="no archive of stream ORDERS under"):
-        run(nowhere)
     later = QuarantineSelection(start=datetime(2200, 1, 1, tzinfo=UTC))
-    assert show_one(quarantine.run_redecode(config, later, dry_run=False)) == 0
-    assert lines() == ["0 messages of the quarantine: 0 decoded and archived in 0 objects"]
-    assert show_one(quarantine.run_redecode(config, QuarantineSelection(), dry_run=True)) == 0
-    assert lines()[:2] == [
-        "40 messages of the quarantine: 20 would be decoded and archived",
-        "20 messages cannot be decoded:",
-    ]
+    nothing = "0 messages of the quarantine: 0 decoded and archived in 0 objects"
+    assert shown(quarantine.run_redecode(config, later, dry_run=False)) == [nothing]
+    planned = ["40 messages of the quarantine: 20 would be decoded and archived", "20 messages cannot be decoded:"]
+    assert shown(quarantine.run_redecode(config, QuarantineSelection(), dry_run=True))[:2] == planned
 
 
-def test_a_format_of_ones_own_is_refused_in_one_line(tmp_path: Path) -> None:
-    given = settings("nats://127.0.0.1:4222", tmp_path, block={"format": "examples.arrow_writer:ArrowWriter"})
-    with pytest.raises(ConfigError, match=r"ArrowWriter cannot be read back, which redecode needs$"):
-        asyncio.run(redecode(parse(given), QuarantineSelection()))
+def test_what_cannot_be_decoded_again_is_refused_in_one_line(tmp_path: Path) -> None:
+    own = {"block": {"format": "examples.arrow_writer:ArrowWriter"}}
+    for sections, reason in ((own, "cannot be read back, which redecode needs$"), ({}, "no archive of stream ORDERS")):
+        with pytest.raises(JetcaptureError, match=reason):
+            run(parse(settings("nats://127.0.0.1:4222", tmp_path, **sections)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from jetcapture_py.rewriting.select import Condition
 from jetcapture_py.store import configured_store
 from jetcapture_py.store.archive import ArchiveFiles, OldVersion
 from jetcapture_py.table import writer
+from jetcapture_py.table.catalog import file_properties
 from tests.support.archives import HOUR, encoded
 from tests.support.erasing import plain, traces
 from tests.support.maintaining import Maintenance, compare_tables
@@ -57,111 +59,71 @@ def archived(url: str, root: Path, store: dict[str, Any] | None = None) -> Confi
     return config
 
 
-def erase(config: Config, **select: str) -> int:
-    condition = Condition.parse(*map(select.get, ("key", "subject", "seqs", "where")))
-    return show_one(command.run(config, condition, "request 4711"))
+def erase(config: Config, key: str = WHO) -> int:
+    return show_one(command.run(config, Condition.parse(key, None, None, None), "request 4711"))
 
 
 def keys(config: Config) -> set[str]:
     assert config.maintain
     assert config.maintain.table
-    with load_catalog("jetcapture", **config.maintain.table.catalog, **_files(config)) as catalog:
+    properties = {**config.maintain.table.catalog, **file_properties(config.store)}
+    with load_catalog("jetcapture", **properties) as catalog:
         return set(catalog.load_table("nats.orders").scan().to_arrow()["key"].to_pylist())
 
 
-def _files(config: Config) -> dict[str, str]:
-    from jetcapture_py.table.catalog import file_properties
-
-    return file_properties(config.store)
-
-
-def test_no_manifest_has_an_erased_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_manifest_has_an_erased_key_and_what_cannot_be_deleted_remains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = tmp_path / "archive"
-    config = archived(str(root), tmp_path)
+    config, real = archived(str(root), tmp_path), writer.TableWriter.commit
     assert len(traces(root / "_table", WHO.encode())) > 1, "manifests of several snapshots"
-    assert erase(config, key=WHO) == 0
+
+    def commit(self: writer.TableWriter, **options: Any) -> Any:
+        monkeypatch.setattr(writer.TableWriter, "commit", real)
+        self.discard()
+        raise ConflictError("another process was faster")
+
+    with monkeypatch.context() as patch:
+        monkeypatch.setattr(writer.TableWriter, "commit", commit)
+        patch.setattr(writer, "delete_manifests", lambda _, forgotten: [each.manifest_list for each in forgotten])
+        assert erase(config) == 1
+    assert "cannot be deleted" in capsys.readouterr().out
+    assert erase(config) == 1, "nothing names the manifests any more"
+    left, out = traces(tmp_path, WHO.encode()), capsys.readouterr().out
+    assert left
+    assert all(f"{Path(path).name}: a process is writing it, or was killed" in out for path in left)
+    for path in (root / "_table").rglob("*.avro"):
+        os.utime(path, (1, 1))
+    assert erase(config) == 0
     assert traces(tmp_path, WHO.encode()) == []
     assert keys(config) == {"anna", "zoe"}
     assert compare_tables(config) == []
     assert len(traces(tmp_path, b"anna")) > 2
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert erase(config, key=WHO) == 0
+    assert erase(config) == 0
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert capsys.readouterr().out.count("nothing remains in the archive") == 2
 
 
-def test_manifests_that_nothing_names_go_or_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "archive"
-    config = archived(str(root), tmp_path)
-    copies = [path.with_name(f"killed-{path.name}") for path in (root / "_table").rglob("*.avro")]
-    for copy in copies:  # as commits leave them that are killed before they reach the catalog
-        os.link(copy.with_name(copy.name.removeprefix("killed-")), copy)
-        copy.write_bytes(copy.read_bytes())
-    assert erase(config, key=WHO) == 1
-    left = traces(tmp_path, WHO.encode())
-    out = capsys.readouterr().out
-    assert left
-    assert all(f"{Path(path).name}: a process is writing it, or was killed" in out for path in left)
-    for copy in copies:
-        os.utime(copy, (1, 1))
-    assert erase(config, key=WHO) == 0
-    assert traces(tmp_path, WHO.encode()) == []
-
-
-def test_a_manifest_that_cannot_be_deleted_remains(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = archived(str(tmp_path / "archive"), tmp_path)
-    monkeypatch.setattr(writer, "delete_manifests", lambda _, forgotten: [each.manifest_list for each in forgotten])
-    assert erase(config, key=WHO) == 1
-    assert "cannot be deleted" in capsys.readouterr().out
-
-
-def test_a_table_that_is_changed_meanwhile_is_planned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = archived(str(tmp_path / "archive"), tmp_path)
-    real, commits = writer.TableWriter.commit, []
-
-    def commit(self: writer.TableWriter, **options: Any) -> Any:
-        commits.append(options)
-        if len(commits) == 1:
-            self.discard()
-            raise ConflictError("another process was faster")
-        return real(self, **options)
-
-    monkeypatch.setattr(writer.TableWriter, "commit", commit)
-    assert erase(config, key=WHO) == 0
-    assert len(commits) == 2
-    assert traces(tmp_path, WHO.encode()) == []
-
-
-def versions(server: Versity, bucket: str) -> Iterator[tuple[str, bytes]]:
+def versions(client: Any, bucket: str) -> Iterator[tuple[str, bytes]]:
     """The keys and bytes of all versions, and the keys of markers."""
-    client = server.client()
     found = client.list_object_versions(Bucket=bucket)
     for each in found.get("Versions", ()):
-        yield (
-            each["Key"],
-            client.get_object(Bucket=bucket, Key=each["Key"], VersionId=each["VersionId"])["Body"].read(),
-        )
+        version = {"Key": each["Key"], "VersionId": each["VersionId"]}
+        yield each["Key"], client.get_object(Bucket=bucket, **version)["Body"].read()
     yield from ((each["Key"], b"") for each in found.get("DeleteMarkers", ()))
-    client.close()
 
 
 def test_no_version_in_a_bucket_has_an_erased_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Versity(tmp_path, versions=True) as server:
-        client = server.client()
+    with Versity(tmp_path, versions=True) as server, closing(server.client()) as client:
         client.create_bucket(Bucket="versions")
         client.put_bucket_versioning(Bucket="versions", VersioningConfiguration={"Status": "Enabled"})
-        client.close()
         config = archived("s3://versions/archive", tmp_path, {"options": options(server.endpoint)})
 
         def having(text: bytes) -> list[str]:
+            found = versions(client, "versions")
             return [
-                key
-                for key, data in versions(server, "versions")
-                if text in key.encode() or any(text in part for part in plain(key, data))
+                key for key, data in found if text in key.encode() or any(text in each for each in plain(key, data))
             ]
 
         assert len(having(WHO.encode())) > 5
@@ -177,9 +139,9 @@ def test_no_version_in_a_bucket_has_an_erased_key(tmp_path: Path, monkeypatch: p
         with monkeypatch.context() as patch:
             patch.setattr(ArchiveFiles, "old_versions", until_the_markers)
             with pytest.raises(KeyboardInterrupt):
-                erase(config, key=WHO)
+                erase(config)
         assert any(STREAM in key for key in having(WHO.encode())), "markers have the names of objects that are gone"
-        assert erase(config, key=WHO) == 0
+        assert erase(config) == 0
         assert having(WHO.encode()) == []
         assert having(b"anna")
         assert keys(config) == {"anna", "zoe"}
@@ -191,7 +153,7 @@ def test_a_commit_that_was_planned_before_leaves_no_trace_when_it_ends_after_an_
 ) -> None:
     config = archived(str(tmp_path / "archive"), tmp_path)
     if not history:  # then the erasure changes nothing in the table, and the commit is not refused
-        assert erase(config, key=WHO) == 0
+        assert erase(config) == 0
     block = encoded([(100, HOUR * 1_000_000 + 100)], key="beth", bucket=HOUR)  # in no table yet
     configured_store(config.store).put(block.name, block.data)
     real, codes = writer.TableWriter.commit, []
@@ -199,7 +161,7 @@ def test_a_commit_that_was_planned_before_leaves_no_trace_when_it_ends_after_an_
     def commit(self: writer.TableWriter, **options: Any) -> Any:
         if not codes:
             codes.append(-1)
-            codes.append(erase(config, key="beth"))
+            codes.append(erase(config, "beth"))
         return real(self, **options)
 
     with monkeypatch.context() as patch:
