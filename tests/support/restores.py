@@ -140,7 +140,7 @@ def capture(url: str, directory: Path, root: Path, kills: int) -> None:
         root,
         source={"ack_wait": "5s", "max_ack_pending": 20_000, "batch": 1000},
         decode={"format": "json", "columns": {"id": "int64", "text": "string"}},
-        block={"interval": "5s", "max_age": "2s", "max_messages": 5000},
+        block={"interval": "5s", "max_age": "2s", "max_messages": 5000, "bundles": 2},
         key="{subject[1]}",
     )
 
