@@ -15,15 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 from nats.aio.client import Client
 
-from jetcapture_py.archive import layout
-from jetcapture_py.archive.bundles import bundle_text
 from jetcapture_py.config.model import Config
 from tests.support.nats_server import NatsServer
 from tests.support.publishing import Publisher
-from tests.support.running import capture_all, config, connection, objects, rows, running
+from tests.support.running import capture_all, config, connection
 
 MESSAGES = 400
 SMALL_BLOCKS = 125_000
@@ -209,96 +206,3 @@ HISTORIES: tuple[tuple[History, dict[str, Any]], ...] = (
 
 def _now(subject: Subject) -> dict[str, Any]:
     return {"name": subject.name, **subject.config, "max_bytes": -1}
-
-
-# ------------------------------------------------------------------ histories of filters and bundles
-
-
-FILTERS: tuple[tuple[str, ...], ...] = ((), ("0",), ("1",), ("2",), ("0", "1"), ("1", "2"), ("0", "2"), ("*",), (">",))
-
-
-class Filtered(Subject):
-    """A stream of which the capture's filters and bundles change over time."""
-
-    filters: tuple[str, ...] = ()
-    bundles = 0
-
-    @property
-    def settings(self) -> Config:
-        source = {"stream": self.name, "consumer": "archive", "filter_subjects": self.filters}
-        block = {"bundles": self.bundles, "max_messages": 40}
-        return config(self.server.url, self.root / self.name, source=source, block=block, key="{subject[1]}")
-
-    @property
-    def archive(self) -> Path:
-        return self.root / self.name
-
-    @property
-    def archived(self) -> set[int]:
-        return {row[layout.SEQ] for row in rows(self.archive)}
-
-    async def some(self, client: Client, chance: random.Random) -> None:
-        usual = chance.randrange(3)
-        async with Publisher(client) as publisher:
-            for index in range(chance.randrange(40)):
-                subject = usual if chance.random() < 0.7 else chance.randrange(3)
-                await publisher.publish(f"{self.name}.{subject}", b"%d" % index)
-            await publisher.flush()
-
-    async def select(self, client: Client, chance: random.Random) -> None:
-        self.filters = tuple(f"{self.name}.{each}" for each in chance.choice(FILTERS))
-        names = await api(client, f"CONSUMER.NAMES.{self.name}")
-        if not names["consumers"]:
-            return
-        now = (await api(client, f"CONSUMER.INFO.{self.name}.archive"))["config"]
-        now.pop("filter_subject", None)
-        body = {"stream_name": self.name, "config": {**now, "filter_subjects": self.filters}, "action": "update"}
-        await api(client, f"CONSUMER.CREATE.{self.name}.archive", body)
-
-    async def live_through(self, client: Client, chance: random.Random) -> None:
-        """Create the stream, and let a random history happen to it, at whose end everything is captured."""
-        await self.create(client)
-        for _ in range(chance.randint(3, 8)):
-            await self.some(client, chance)
-            event = chance.random()
-            if event < 0.35:
-                await self.select(client, chance)
-            elif event < 0.5:
-                async with running(self.settings):
-                    await self.some(client, chance)
-                    await asyncio.sleep(chance.choice((0, 0.2)))
-                    await self.select(client, chance)
-                    await self.some(client, chance)
-            elif event < 0.6:
-                self.bundles = chance.choice((0, 2, 4, 16))
-            elif event < 0.65 and (await api(client, f"CONSUMER.NAMES.{self.name}"))["consumers"]:
-                await api(client, f"CONSUMER.DELETE.{self.name}.archive")
-                self.filters = tuple(f"{self.name}.{each}" for each in chance.choice(FILTERS))
-            else:
-                await self.capture()
-        await self.capture()
-
-    def lose(self, chance: random.Random) -> set[int]:
-        """Remove objects, or move them to another bundle; the sequences that readers by key do not find after that."""
-        names, before = objects(self.archive), self.archived
-        chosen = chance.sample(names, chance.randint(1, len(names)))
-        left = {seq for other in names if other not in chosen for seq in sequences(self.archive / other.path)}
-        for name in chosen:
-            path = self.archive / name.path
-            if name.bundle and chance.random() < 0.5:
-                bundles = int(pq.read_metadata(path).metadata[b"jetcapture.bundles"])
-                other = chance.choice([number for number in range(bundles) if number != int(name.bundle)])
-                target = Path(str(path).replace(f"bundle={name.bundle}", f"bundle={bundle_text(other, bundles)}"))
-                target.parent.mkdir(parents=True, exist_ok=True)
-                path.rename(target)
-            else:
-                path.unlink()
-        return before - left
-
-
-def sequences(path: Path) -> set[int]:
-    return set(pq.ParquetFile(path).read([layout.SEQ]).column(0).to_pylist())
-
-
-def filtered(number: int, server: NatsServer, root: Path) -> Filtered:
-    return Filtered(number, server, root, {"subjects": [f"S{number}.>"], "storage": "memory"})

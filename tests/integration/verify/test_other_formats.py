@@ -22,8 +22,6 @@ HERE = "tests.integration.verify.test_other_formats"
 
 
 class Lines:
-    """A user's writer."""
-
     suffix = ".lines"
 
     def write(self, table: pa.Table) -> bytes:
@@ -44,23 +42,20 @@ def proof(settings: Any) -> Report:
 
 
 def test_text_is_proven_by_its_rows(nats_server: Start, tmp_path: Path) -> None:
-    decode = {"format": "raw", "keep_payload": True}
-    settings = captured(nats_server, tmp_path / "archive", "csv", "ab", key="{subject[1]}", decode=decode)
+    root, decode = tmp_path / "archive", {"format": "raw", "keep_payload": True}
+    settings = captured(nats_server, root, "csv", "ab", key="{subject[1]}", decode=decode)
     found = proof(settings)
-    assert found.complete
-    assert found.stored == 60
+    assert (found.complete, found.stored) == (True, 60)
     assert not any("names" in note for note in unchecked(found))
-    first, second = objects(tmp_path / "archive")
-    lines = (tmp_path / "archive" / first.path).read_bytes().splitlines(keepends=True)
-    other = (tmp_path / "archive" / second.path).read_bytes()
-    for broken in (lines[:-1], [b"1 1\n", *lines[1:]], [b"nonsense\n"], [], lines[::-1], [other]):
-        (tmp_path / "archive" / first.path).write_bytes(b"".join(broken))
+    first, second = (root / name.path for name in objects(root))
+    lines = first.read_bytes().splitlines(keepends=True)
+    for broken in (lines[:-1], [b"1 1\n", *lines[1:]], [b"nonsense\n"], [], lines[::-1], [second.read_bytes()]):
+        first.write_bytes(b"".join(broken))
         found = proof(settings)
-        assert not found.complete
-        assert [each.path for each in found.paths(Kind.DAMAGED)] == [first.path]
-        assert found.missing == 30
-    (tmp_path / "archive" / first.path).write_bytes(b"".join(lines))
-    (tmp_path / "archive" / second.path).unlink()
+        assert [root / each.path for each in found.paths(Kind.DAMAGED)] == [first]
+        assert (found.complete, found.missing) == (False, 30)
+    first.write_bytes(b"".join(lines))
+    second.unlink()
     assert proof(settings).missing == 30
 
 
@@ -69,15 +64,11 @@ def test_what_a_users_writer_wrote_holds_what_its_name_says_and_the_report_says_
 ) -> None:
     settings = captured(nats_server, tmp_path / "archive", "Lines")
     found = proof(settings)
-    assert found.complete
-    assert found.stored == 60
+    assert (found.complete, found.stored) == (True, 60)
     assert "1 object in a format of your own: only their names were checked" in unchecked(found)
-
-
-def test_an_earlier_stream_in_a_format_that_nothing_reads_is_not_taken_for_a_rewind(
-    nats_server: Start, tmp_path: Path
-) -> None:
-    settings = captured(nats_server, tmp_path / "archive", "Lines")
+    found = proof(settings.model_copy(update={"block": settings.block.model_copy(update={"format": "parquet"})}))
+    assert named_files(found, Kind.FOREIGN) == (objects(tmp_path / "archive")[0].path,)
+    assert found.missing == 60
 
     async def again() -> None:
         async with connection(settings.nats.servers[0]) as client:
@@ -87,24 +78,12 @@ def test_an_earlier_stream_in_a_format_that_nothing_reads_is_not_taken_for_a_rew
 
     asyncio.run(again())
     found = proof(settings)
-    assert (losses_of(found), found.exit_code()) == ((), 0)
+    assert (losses_of(found), found.exit_code()) == ((), 0), "not taken for a rewind"
     assert "what the server has lost: of some objects, only the names could be checked" in unchecked(found)
 
 
 def test_an_object_that_nothing_reads_proves_nothing_where_its_name_leaves_it_open(
     nats_server: Start, tmp_path: Path
 ) -> None:
-    settings = captured(nats_server, tmp_path / "archive", "Lines", "ab", key="{subject[1]}")
-    found = proof(settings)
-    assert not found.complete
-    assert found.missing == 60
-
-
-def test_a_file_in_a_format_that_the_configuration_does_not_name_is_foreign(nats_server: Start, tmp_path: Path) -> None:
-    settings = captured(nats_server, tmp_path / "archive", "Lines")
-    (name,) = objects(tmp_path / "archive")
-    other = settings.model_copy(update={"block": settings.block.model_copy(update={"format": "parquet"})})
-    found = proof(other)
-    assert named_files(found, Kind.FOREIGN) == (name.path,)
-    assert found.missing == 60
-    assert name.path.startswith(STREAM)
+    found = proof(captured(nats_server, tmp_path / "archive", "Lines", "ab", key="{subject[1]}"))
+    assert (found.complete, found.missing) == (False, 60)

@@ -1,33 +1,34 @@
-"""The proof of completeness, of archives that a real capture has made of real streams."""
+"""The proof of completeness, and what it finds beside holes, of archives that real captures made."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import boto3  # type: ignore[import-untyped]
 import pyarrow.parquet as pq
 import pytest
-from nats.js.api import StreamConfig
+from msgspec.structs import replace
 
-from jetcapture_py.archive import layout
+from jetcapture_py.archive import layout, watermark
+from jetcapture_py.archive.bundles import bundle_text
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.model import Config
 from jetcapture_py.jetstream import range_reader
+from jetcapture_py.store import LocalStore
 from jetcapture_py.verify import scan
 from jetcapture_py.verify.findings import Kind, Report
-from jetcapture_py.verify.proof import verify
-from tests.support import s3
-from tests.support.archives import merge
+from jetcapture_py.verify.proof import prove, verify
+from jetcapture_py.verify.repair import verify_and_repair
+from tests.support.archives import copy_to
 from tests.support.nats_server import NatsServer
-from tests.support.proofs import named_files, unchecked, watermark_problems
+from tests.support.proofs import losses_of, named_files, spans, unchecked, watermark_problems
 from tests.support.running import (
     CONSUMER,
     STREAM,
@@ -39,16 +40,13 @@ from tests.support.running import (
     objects,
     publish,
     rows,
+    running,
+    until,
 )
 
 Start = Callable[..., NatsServer]
 KEYED: dict[str, Any] = {"key": "{subject[1]}", "block": {"max_messages": 50}}
-
-
-@pytest.fixture(params=[0, 4], ids=["keys", "bundles"])
-def each_layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs a test with objects under keys, and with objects in bundles."""
-    monkeypatch.setitem(KEYED, "block", {"max_messages": 50, "bundles": request.param})
+BUNDLED: dict[str, Any] = {"block": {"max_messages": 50, "bundles": 4}}
 
 
 def orders(count: int, keys: str = "abc") -> list[Message]:
@@ -56,7 +54,6 @@ def orders(count: int, keys: str = "abc") -> list[Message]:
 
 
 def sequences(root: Path, names: Iterable[ObjectName] | None = None) -> set[int]:
-    """What the archive, or these objects of it, hold."""
     if names is None:
         return {row[layout.SEQ] for quarantine in (False, True) for row in rows(root, quarantine=quarantine)}
     tables = [pq.ParquetFile(root / name.path).read([layout.SEQ]) for name in names]
@@ -102,19 +99,12 @@ async def test_a_whole_archive_is_proven_complete(nats_server: Start, tmp_path: 
     async with captured(nats_server, tmp_path / "a", orders(1000)) as (_, settings):
         report = await verify(settings)
         last = max(rows(tmp_path / "a"), key=lambda row: int(row[layout.SEQ]))
-    assert report.complete
-    assert (report.stored, report.ack_floor, report.up_to) == (1000, 1000, 1000)
+    assert (report.complete, report.findings) == (True, ())
+    assert (report.stored, report.ack_floor, report.up_to, report.older) == (1000, 1000, 1000, 0)
     assert report.up_to_time == last[layout.TIMESTAMP]
-    assert (
-        report.missing,
-        report.count(Kind.DUPLICATES),
-        report.paths(Kind.DAMAGED),
-        report.paths(Kind.FOREIGN),
-    ) == (0, 0, (), ())
-    assert (report.ranges(Kind.HOLES), report.ranges(Kind.GAPS), unchecked(report), report.older) == ((), (), [], 0)
     assert report.objects == len(objects(tmp_path / "a")) > 20
     assert report.watermark is not None
-    assert (report.watermark.seq, watermark_problems(report)) == (1000, "")
+    assert report.watermark.seq == 1000
     assert report.as_text().startswith("complete: every one of 1,000 messages up to sequence 1000 (20")
 
 
@@ -135,70 +125,29 @@ async def test_an_object_that_was_removed_is_a_hole_with_its_times(nats_server: 
     assert f"{victim.first_seq} is not" in watermark_problems(report)
 
 
-async def test_messages_that_another_capture_of_the_consumer_stored_elsewhere_are_holes_with_their_cause(
-    nats_server: Start, tmp_path: Path
-) -> None:
-    server = nats_server()
-    for store in ("here", "elsewhere", "here"):
-        await publish(server.url, orders(30))
-        await capture_all(config(server.url, tmp_path / store))
-    report = await verify(config(server.url, tmp_path / "here"))
-    assert holes(report) == set(range(31, 61))
-    assert "another capture of this consumer stores what it receives elsewhere" in report.as_text()
-
-
-@pytest.mark.usefixtures("each_layout")
 async def test_quarantined_messages_are_stored_messages(nats_server: Start, tmp_path: Path) -> None:
-    messages: list[Message] = [
-        ("orders.a", b'{"n":%d}' % index if index % 10 else b"{half", None) for index in range(200)
-    ]
-    json = {"decode": {"format": "json", "columns": {"n": "int64"}}}
-    async with captured(nats_server, tmp_path / "a", messages, **json) as (_, settings):
+    messages: list[Message] = [("orders.a", b'{"n":%d}' % n if n % 10 else b"{half", None) for n in range(200)]
+    sections = {"decode": {"format": "json", "columns": {"n": "int64"}}, **BUNDLED}
+    async with captured(nats_server, tmp_path / "a", messages, **sections) as (_, settings):
         report = await verify(settings)
-        assert report.complete
-        assert (report.stored, report.quarantined) == (200, 20)
+        assert (report.complete, report.stored, report.quarantined) == (True, 200, 20)
         lost = remove(tmp_path / "a", *(name for name in objects(tmp_path / "a") if name.quarantine))
         assert holes(await verify(settings)) == lost == set(range(1, 200, 10))
-
-
-async def test_objects_that_compaction_moves_meanwhile_are_found_again(
-    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with captured(nats_server, tmp_path / "a", orders(400, "a")) as (_, settings):
-        names = objects(tmp_path / "a")
-        examined, first, merged = scan.examined, threading.Lock(), list[Path]()
-
-        def compacting(*arguments: Any, **named: Any) -> Any:
-            with first:
-                if not merged:
-                    merged.append(merge(tmp_path / "a", names[2:]))
-            return examined(*arguments, **named)
-
-        monkeypatch.setattr(scan, "examined", compacting)
-        report = await verify(settings)
-    assert len(names) > 4
-    assert report.complete
-    assert report.objects == 3
-    assert (report.stored, report.count(Kind.DUPLICATES)) == (400, 0)
 
 
 # ------------------------------------------------------------------ lives
 
 
-async def recreate(url: str, messages: list[Message]) -> None:
-    async with connection(url) as client:
-        await client.jetstream().delete_stream(STREAM)
-    await publish(url, messages)
-
-
 async def test_objects_of_a_recreated_streams_earlier_life_do_not_count(nats_server: Start, tmp_path: Path) -> None:
     async with captured(nats_server, tmp_path / "a", orders(300, "a")) as (server, settings):
         before = set(objects(tmp_path / "a"))
-        await recreate(server.url, orders(200, "a"))
+        async with connection(server.url) as client:
+            await client.jetstream().delete_stream(STREAM)
+        await publish(server.url, orders(200, "a"))
         await capture_all(settings)
         report = await verify(settings)
-        assert report.complete
-        assert (report.stored, report.older, report.count(Kind.DUPLICATES)) == (200, 300, 0)
+        assert (report.complete, report.stored, report.older) == (True, 200, 300)
+        assert report.count(Kind.DUPLICATES, Kind.READ_TWICE) == 0
         assert "300 messages of earlier incarnations" in report.as_text()
         lost = remove(tmp_path / "a", min(set(objects(tmp_path / "a")) - before, key=lambda name: name.path))
         assert holes(await verify(settings)) == lost
@@ -208,28 +157,27 @@ async def test_objects_of_a_recreated_streams_earlier_life_do_not_count(nats_ser
 
 
 async def test_below_the_streams_first_message_there_are_only_gaps(nats_server: Start, tmp_path: Path) -> None:
-    async with captured(nats_server, tmp_path / "a", orders(200, "a")) as (server, settings):
+    root = tmp_path / "a"
+    async with captured(nats_server, root, orders(200, "a")) as (server, settings):
         for _ in range(2):
             await publish(server.url, orders(200, "a"))
             await capture_all(settings)
         async with connection(server.url) as client:
             await client.jetstream().purge_stream(STREAM, seq=440)
         report = await verify(settings)
-        assert report.complete
-        assert report.ranges(Kind.GAPS) == ()
-        names = objects(tmp_path / "a")
-        lost = remove(tmp_path / "a", next(name for name in names if name.first_seq == 201))
+        assert (report.complete, report.ranges(Kind.GAPS)) == (True, ())
+        names = objects(root)
+        lost = remove(root, next(name for name in names if name.first_seq == 201))
         report = await verify(settings)
         assert (report.complete, report.exit_code(), report.exit_code(strict=True)) == (True, 0, 1)
         assert gaps(report) == lost
-        lost |= remove(tmp_path / "a", *(name for name in names if 400 < name.first_seq < 440))
+        lost |= remove(root, *(name for name in names if 400 < name.first_seq < 440))
         report = await verify(settings)
         assert holes(report) == {seq for seq in lost if seq >= 440} != set()
         assert gaps(report) == {seq for seq in lost if seq < 440}
-        begin = remove(tmp_path / "a", *(name for name in names if name.first_seq < 200))
-        report = await verify(settings)
-        assert gaps(report) == {seq for seq in lost if max(begin) < min(sequences(tmp_path / "a")) < seq < 440}
-        first = min(sequences(tmp_path / "a"))
+        remove(root, *(name for name in names if name.first_seq < 200))
+        report, first = await verify(settings), min(sequences(root))
+        assert gaps(report) == {seq for seq in lost if first < seq < 440}
         assert f"sequences 1 to {first - 1}: the stream no longer has them" in report.as_text()
 
 
@@ -242,24 +190,6 @@ async def test_an_empty_stream_and_an_empty_archive_prove_nothing(nats_server: S
         report = await verify(settings)
     assert (report.complete, report.proven, report.exit_code()) == (False, False, 1)
     assert report.as_text().startswith("NOT proven")
-
-
-async def test_a_work_queue_is_checked_for_continuity(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server()
-    async with connection(server.url) as client:
-        queue = StreamConfig(name=STREAM, subjects=["orders.>"], retention="workqueue")  # type: ignore[arg-type]
-        await client.jetstream().add_stream(queue)
-        for _, payload, _ in orders(300):
-            await client.jetstream().publish("orders.a", payload)
-    settings = config(server.url, tmp_path / "a", **KEYED)
-    await capture_all(settings)
-    report = await verify(settings)
-    assert report.complete
-    assert any("retention workqueue" in note for note in unchecked(report))
-    lost = remove(tmp_path / "a", objects(tmp_path / "a")[2])
-    report = await verify(settings)
-    assert gaps(report) == lost
-    assert (report.exit_code(), report.exit_code(strict=True)) == (0, 1)
 
 
 async def test_without_the_stream_only_the_archives_own_gaps_are_known(nats_server: Start, tmp_path: Path) -> None:
@@ -275,8 +205,7 @@ async def test_without_the_stream_only_the_archives_own_gaps_are_known(nats_serv
                 server.kill()
             report = await verify(settings)
             assert (report.complete, report.proven, report.exit_code()) == (False, False, 1), gone
-            assert (report.ranges(Kind.HOLES), report.missing) == ((), 0)
-            assert gaps(report) == lost
+            assert (report.ranges(Kind.HOLES), report.missing, gaps(report)) == ((), 0, lost)
             assert report.as_text().startswith("NOT proven: 250 messages")
             assert any(note.startswith("the stream: ") for note in unchecked(report))
 
@@ -284,48 +213,36 @@ async def test_without_the_stream_only_the_archives_own_gaps_are_known(nats_serv
 # ------------------------------------------------------------------ where a consumer starts
 
 
-async def test_a_consumer_that_starts_at_a_time_owes_nothing_before_it(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server()
-    await publish(server.url, orders(100, "a"))
-    async with connection(server.url) as client:
-        last = (await client.jetstream().get_msg(STREAM, 100)).time
-    assert last is not None
-    start = last + timedelta(microseconds=1)
-    await publish(server.url, orders(100, "a"))
-    late = {"deliver_policy": "by_start_time", "start_time": start}
-    settings = config(server.url, tmp_path / "a", **{**KEYED, "source": late})
-    await capture_all(settings)
-    report = await verify(settings)
-    assert report.complete
-    assert report.stored == 100
-    lost = remove(tmp_path / "a", next(name for name in objects(tmp_path / "a") if name.first_seq == 101))
-    assert holes(await verify(settings)) == lost
-
-
-@pytest.mark.parametrize("policy", ["new", "last_per_subject"])
-async def test_of_a_consumer_that_starts_with_new_messages_the_first_one_stored_is_the_first_one_owed(
+@pytest.mark.parametrize("policy", ["new", "last_per_subject", "by_start_time"])
+async def test_a_consumer_that_starts_late_owes_nothing_before_the_first_one_stored(
     nats_server: Start, tmp_path: Path, policy: str
 ) -> None:
-    server = nats_server()
+    root, server = tmp_path / "a", nats_server()
     await publish(server.url, orders(100, "a"))
-    source = {"deliver_policy": policy, "filter_subjects": ["orders.>"]}  # which the server wants for the last one
-    new = config(server.url, tmp_path / "a", **{**KEYED, "source": source})
-    await capture_all(new)
+    source: dict[str, Any] = {"deliver_policy": policy}
+    if policy == "last_per_subject":
+        source["filter_subjects"] = ["orders.>"]  # which the server wants for it
+    if policy == "by_start_time":
+        async with connection(server.url) as client:
+            last = (await client.jetstream().get_msg(STREAM, 100)).time
+        assert last is not None
+        source["start_time"] = last + timedelta(microseconds=1)
+    settings = config(server.url, root, **{**KEYED, "source": source})
+    await capture_all(settings)
     for count in (20, 180):
         await publish(server.url, orders(count, "a"))
-        await capture_all(new)
-    report = await verify(new)
-    assert report.complete
-    assert report.missing == 0
-    assert any(policy in note for note in unchecked(report))
-    assert {seq for seq in sequences(tmp_path / "a") if seq > 100} == set(range(101, 301))
-    lost = remove(tmp_path / "a", max(objects(tmp_path / "a"), key=lambda name: name.last_seq))
-    assert holes(await verify(new)) == lost
-    remove(tmp_path / "a", *(name for name in objects(tmp_path / "a") if 100 < name.first_seq <= 120))
-    began = min(seq for seq in sequences(tmp_path / "a") if seq > 100)
+        await capture_all(settings)
+    report = await verify(settings)
+    assert (report.complete, report.missing) == (True, 0)
+    assert any(policy in note for note in unchecked(report)) is (policy != "by_start_time")
+    assert {seq for seq in sequences(root) if seq > 100} == set(range(101, 301))
+    lost = remove(root, max(objects(root), key=lambda name: name.last_seq))
+    assert holes(await verify(settings)) == lost
+    lost |= remove(root, *(name for name in objects(root) if 100 < name.first_seq <= 120))
+    began = min(seq for seq in sequences(root) if seq > 100)
     assert began > 120
-    report = await verify(new)
-    assert holes(report) == {seq for seq in lost if seq > began}
+    report = await verify(settings)
+    assert holes(report) == (lost if policy == "by_start_time" else {seq for seq in lost if seq > began})
     assert not any("no longer has" in note for note in unchecked(report))
 
 
@@ -333,69 +250,31 @@ async def test_of_a_consumer_that_starts_with_new_messages_the_first_one_stored_
 
 
 async def test_every_root_of_an_archive_with_the_key_in_its_url_is_found(nats_server: Start, tmp_path: Path) -> None:
-    template = f"{tmp_path}/a/for-{{key}}/nats"
-    async with captured(nats_server, Path(template), orders(300)) as (_, settings):
+    root = tmp_path / "a"
+    async with captured(nats_server, root / "for-{key}" / "nats", orders(300)) as (_, settings):
         report = await verify(settings)
-        assert report.complete
-        assert (report.stored, report.watermark) == (300, None)
-        (victim, *others) = sorted((tmp_path / "a").rglob("*.parquet"))
-        moved = tmp_path / "a" / "for-b" / victim.relative_to(tmp_path / "a" / "for-a")
+        assert (report.complete, report.stored, report.watermark) == (True, 300, None)
+        (victim, *others) = sorted(root.rglob("*.parquet"))
+        moved = root / "for-b" / victim.relative_to(root / "for-a")
         moved.parent.mkdir(parents=True)
         victim.rename(moved)
         report = await verify(settings)
-        assert named_files(report, Kind.FOREIGN) == (moved.relative_to(tmp_path / "a").as_posix(),)
+        assert named_files(report, Kind.FOREIGN) == (moved.relative_to(root).as_posix(),)
         assert report.objects == len(others)
         assert len(holes(report)) == report.missing == 300 - report.stored > 0
-
-
-def test_an_archive_in_s3_is_proven_as_one_on_disk(nats_server: Start, tmp_path: Path) -> None:
-    with s3.serve() as endpoint:
-        client = boto3.client(
-            "s3",
-            endpoint_url=endpoint,
-            aws_access_key_id="dummy",
-            aws_secret_access_key="dummy-secret",
-            region_name="us-east-1",
-        )
-        client.create_bucket(Bucket="archive")
-        options = {**s3.CREDENTIALS, "client_kwargs": {"endpoint_url": endpoint}}
-
-        async def scenario() -> None:
-            server = nats_server()
-            await publish(server.url, orders(300))
-            settings = config(server.url, "s3://archive/nats", **KEYED, store={"options": options})
-            await capture_all(settings)
-            for deep in (False, True):
-                report = await verify(settings, deep=deep)
-                assert report.complete
-                assert report.stored == 300
-            names = [name for name in s3.names(endpoint, "s3://archive/nats") if name.endswith(".parquet")]
-            client.delete_object(Bucket="archive", Key=names[0])
-            client.put_object(Bucket="archive", Key=names[1], Body=b"PAR1 no more PAR1")
-            client.put_object(Bucket="archive", Key=f"nats/{STREAM}/README", Body=b"hello")
-            gone = [layout.parse_path(name.removeprefix("nats/")) for name in names[:2]]
-            report = await verify(settings)
-            assert [problem.path for problem in report.paths(Kind.DAMAGED)] == [names[1].removeprefix("nats/")]
-            assert named_files(report, Kind.FOREIGN) == (f"{STREAM}/README",)
-            assert report.missing == sum(name.rows for name in gone if name is not None)
-
-        asyncio.run(scenario())
-        client.close()
 
 
 # ------------------------------------------------------------------ reading the stream
 
 
-async def test_a_server_that_is_killed_while_the_stream_is_read_costs_nothing(
+async def test_a_server_that_is_killed_while_the_stream_is_read_costs_nothing_and_keeps_nothing_of_it(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(range_reader, "BATCH", 500)
     monkeypatch.setattr(range_reader, "ENOUGH", 100)
-
     async with captured(nats_server, tmp_path / "a", orders(6000, "a")) as (server, settings):
-        for name in objects(tmp_path / "a"):
-            (tmp_path / "a" / name.path).unlink()
-        killed: list[int] = []
+        remove(tmp_path / "a", *objects(tmp_path / "a"))
+        before, killed = await consumer(server.url), list[int]()
 
         def kill_once(stage: str, done: int, total: int) -> None:
             if stage == "stream" and not killed:
@@ -404,38 +283,25 @@ async def test_a_server_that_is_killed_while_the_stream_is_read_costs_nothing(
                 server.start()
 
         report = await verify(settings, progress=kill_once)
-    assert 0 < killed[0] < 6000
-    assert holes(report) == set(range(1, 6001))
-    assert len(report.ranges(Kind.HOLES)) == 1
-
-
-async def test_it_leaves_nothing_behind_on_the_server(nats_server: Start, tmp_path: Path) -> None:
-    async with captured(nats_server, tmp_path / "a", orders(200, "a")) as (server, settings):
-        remove(tmp_path / "a", objects(tmp_path / "a")[0])
-        before = await consumer(server.url)
-        await verify(settings)
         async with connection(server.url) as client:
             names = [each.name for each in await client.jetstream().consumers_info(STREAM)]
         after = await consumer(server.url)
+    assert 0 < killed[0] < 6000
+    assert holes(report) == set(range(1, 6001))
+    assert len(report.ranges(Kind.HOLES)) == 1
     assert names == [CONSUMER]
-    assert (after.delivered, after.ack_floor, after.num_pending) == (
-        before.delivered,
-        before.ack_floor,
-        before.num_pending,
-    )
+    assert (after.ack_floor.stream_seq, after.num_pending) == (before.ack_floor.stream_seq, before.num_pending)
 
 
-@pytest.mark.usefixtures("each_layout")
+@pytest.mark.parametrize("layout_", [KEYED, KEYED | BUNDLED], ids=["keys", "bundles"])
 async def test_a_random_loss_is_told_exactly(
-    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout_: dict[str, Any]
 ) -> None:
-    chance = random.Random(4)
+    chance, server = random.Random(4), nats_server()
     monkeypatch.setattr("jetcapture_py.verify.proof.MAX_READ_ON", 8)  # so that it is read in many ranges
-
-    server = nats_server()
     await publish(server.url, [(f"orders.{chance.choice('aabcd')}", b"x", None) for _ in range(3000)])
     filters = ["orders.a", "orders.b", "orders.c"]
-    settings = config(server.url, tmp_path / "a", **{**KEYED, "source": {"filter_subjects": filters}})
+    settings = config(server.url, tmp_path / "a", **layout_, source={"filter_subjects": filters})
     await capture_all(settings)
     captured_all = sequences(tmp_path / "a")
     deleted = set(chance.sample(range(1, 3001), 100))
@@ -462,8 +328,7 @@ async def test_a_proof_that_is_cancelled_ends_soon(
     nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with captured(nats_server, tmp_path / "a", orders(3000), block={"max_messages": 5}) as (_, settings):
-        examined: list[Any] = []
-        real = scan.examined
+        loop, real, examined = asyncio.get_running_loop(), scan.examined, list[Any]()
 
         def slowly(*arguments: Any, **named: Any) -> Any:
             examined.append(arguments)
@@ -473,8 +338,192 @@ async def test_a_proof_that_is_cancelled_ends_soon(
             return real(*arguments, **named)
 
         monkeypatch.setattr(scan, "examined", slowly)
-        loop, task = asyncio.get_running_loop(), asyncio.create_task(verify(settings))
+        task = asyncio.create_task(verify(settings))
         with pytest.raises(asyncio.CancelledError):
             await task
     await loop.shutdown_default_executor()
     assert len(examined) < 100 < len(objects(tmp_path / "a"))
+
+
+# ------------------------------------------------------------------ beside holes
+
+
+def lines(report: Report, beginning: str) -> list[str]:
+    return [line for line in report.as_text().splitlines() if line.startswith(beginning)]
+
+
+# ------------------------------------------------------------------ copies in different groups
+
+
+async def test_a_message_in_archive_and_quarantine_counts_as_archived(nats_server: Start, tmp_path: Path) -> None:
+    root = tmp_path / "a"
+    async with captured(nats_server, root, orders(300)) as (_, settings):
+        name = objects(root)[0]
+        copy_to(root, name, key=None, quarantine=True)
+        report = await verify(settings)
+        assert (report.quarantined, report.count(Kind.READ_TWICE, Kind.DUPLICATES)) == (0, 0)
+        assert (report.count(Kind.QUARANTINE), report.exit_code(strict=True)) == (name.rows, 0)
+        assert lines(report, f"quarantine: {name.rows} messages are also in the archive")
+        copy_to(root, name, key=None, quarantine=True, bucket=name.bucket + 900)
+        report = await verify(settings)
+        assert (report.count(Kind.READ_TWICE), report.exit_code(), report.quarantined) == (name.rows, 1, 0)
+
+
+# ------------------------------------------------------------------ the watermark
+
+
+NEVER, LATER = datetime.max.replace(tzinfo=UTC), datetime(2100, 1, 1, tzinfo=UTC)
+
+
+async def test_a_watermark_promises_what_the_archive_has_or_fails(nats_server: Start, tmp_path: Path) -> None:
+    """Of 300 messages that are stored, and 100 more that are delivered and not stored."""
+    root, path = tmp_path / "a", watermark.path(STREAM, CONSUMER)
+    async with captured(nats_server, root, orders(300, "a")) as (server, settings):
+        store = LocalStore(str(root))
+        data = store.read_note(path)
+        assert data is not None
+        original = watermark.ConsumerWatermark.decode(data, STREAM, "")
+        async with running(config(server.url, root, key="")):
+            await publish(server.url, orders(100))
+
+            async def delivered() -> bool:
+                return bool((await consumer(server.url)).num_ack_pending == 100)
+
+            await until(delivered, "they are delivered")
+            async with connection(server.url) as client:
+                first = (await client.jetstream().get_msg(STREAM, 301)).time
+            assert first is not None
+            owed = "but 100 earlier messages of the stream are not stored, starting with 301"
+            for written, problem, code, strict in (
+                (original, "", 0, 0),
+                (replace(original, seq=340), "40 messages after the ack floor 300 are not stored", 1, 1),
+                (replace(original, seq=10_000), "the stream ends at 400", 1, 1),
+                (replace(original, time=first - timedelta(microseconds=1)), "", 0, 0),
+                (
+                    replace(original, time=first),
+                    "1 earlier message of the stream is not stored, starting with 301",
+                    1,
+                    1,
+                ),
+                (replace(original, time=datetime.now(UTC)), owed, 1, 1),
+                (replace(original, time=LATER), "its time, 2100-01-01T00:00:00Z, is in the future", 1, 1),
+                (replace(original, time=NEVER), "in the future", 1, 1),
+                (replace(original, stream="PAYMENTS"), f"{path} belongs to stream PAYMENTS, not {STREAM}", 0, 1),
+                (None, "damaged", 0, 1),
+            ):
+                store.write_note(path, b"{half" if written is None else written.encode())
+                report = await verify(settings)
+                found = watermark_problems(report)
+                assert problem in found if problem else not found, found
+                assert (report.missing, report.complete, report.exit_code()) == (0, not code, code)
+                assert report.exit_code(strict=True) == strict
+
+
+async def test_a_bucket_in_three_layouts_is_complete_and_each_message_counts_once(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    """Keys, then 4 bundles, then 8, whose names have as many digits, then 16: each has copies of all messages."""
+    server, root, numbers = nats_server(), tmp_path / "archive", (0, 4, 8, 16)
+    await publish(server.url, [(f"orders.{number % 40}", b"", None) for number in range(400)])
+    for number in numbers:
+        sections = {"block": {"bundles": number, "interval": "1d"}, "source": {"consumer": f"archive{number}"}}
+        settings = config(server.url, root, key="{subject[1]}", **sections)
+        await capture_all(settings)
+    report = await verify(settings, deep=True)
+    assert (report.complete, report.exit_code()) == (True, 0)
+    assert (report.stored, report.missing, report.count(Kind.READ_TWICE)) == (400, 0, 0)
+    assert report.count(Kind.DUPLICATES) == 3 * 400
+    counts = {number: report.layouts[f"in {number} bundles" if number else "under keys"] for number in numbers}
+    assert len(report.layouts) == len(numbers)
+    assert sum(counts.values()) == len(objects(root)) == report.objects
+    (line,) = (line for line in report.as_text().splitlines() if line.startswith("layouts: "))
+    assert line.startswith(f"layouts: {counts[0]} objects under keys, ")
+    assert f"{counts[16]} objects in 16 bundles" in line
+    assert json.loads(report.as_json())["layouts"]["in 16 bundles"] == counts[16]
+    name = next(name for name in objects(root) if len(name.bundle) == 1)
+    moved = root / name.path.replace(f"bundle={name.bundle}", f"bundle={bundle_text(3, 16)}")
+    moved.parent.mkdir(parents=True, exist_ok=True)
+    (root / name.path).rename(moved)
+    (damaged,) = (await verify(settings)).paths(Kind.DAMAGED)
+    assert damaged.reason.startswith("its footer says bundles '")
+
+
+# ------------------------------------------------------------------ filters that change
+
+
+async def filtered(url: str, *subjects: str) -> None:
+    async with connection(url) as client:
+        settings = (await client.jetstream().consumer_info(STREAM, CONSUMER)).config
+        settings.filter_subject, settings.filter_subjects = None, list(subjects)
+        await client.jetstream().add_consumer(STREAM, settings)
+
+
+async def test_what_earlier_filters_selected_is_missing_when_its_objects_are_gone(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    root, sections = tmp_path / "a", {"source": {"filter_subjects": ["orders.a"]}}
+    async with captured(nats_server, root, orders(200, "a"), **sections) as (server, settings):
+        await filtered(server.url, "orders.b")
+        await publish(server.url, orders(200, "b"))
+        await capture_all(settings)
+        report = await verify(settings, deep=True)
+        assert report.complete, report.as_text()
+        assert report.exit_code(strict=True) == 0
+        gone = remove(root, *(name for name in objects(root) if name.key == "a"))
+        assert gone == set(range(1, 201))
+        report = await verify(settings, deep=True)
+        assert (holes(report), report.exit_code()) == (gone, 1)
+        assert report.as_text().startswith("NOT complete: 200 messages in 1 hole")
+        assert report.filters == ("1 to 200: orders.a", "201 to 400: orders.b, or skipped", "from 401: orders.b")
+        after, repair = await verify_and_repair(settings, content=True)
+        assert (repair.messages, after.complete, after.exit_code(strict=True)) == (200, True, 0)
+    assert {row["key"] for row in rows(root) if row[layout.SEQ] <= 200} == {"a"}
+
+
+async def test_messages_that_a_change_of_filters_may_have_skipped_fail_a_strict_proof(
+    nats_server: Start, tmp_path: Path
+) -> None:
+    both = ["orders.a", "orders.b"]
+    sections = {"source": {"filter_subjects": both}}
+    async with captured(nats_server, tmp_path / "a", orders(10, "ab"), **sections) as (server, settings):
+        for subjects in (both[:1], both):
+            await filtered(server.url, *subjects)
+            await publish(server.url, orders(10, "ab"))
+            await capture_all(settings)
+        report = await verify(settings)
+        (loss,) = losses_of(report)
+        assert (report.missing, loss.kind, spans(loss.ranges)) == (0, Kind.FILTERS, ((20, 20),))
+        assert "filters: near a change of filters: 1 message may have been skipped\n" in report.as_text()
+        assert report.as_text().startswith("NOT proven: 25 messages up to sequence 30 (")
+        assert (report.complete, report.exit_code(), report.exit_code(strict=True)) == (False, 0, 1)
+        after, repair = await verify_and_repair(settings)
+        assert (repair.messages, after.complete, after.exit_code(strict=True)) == (1, True, 0)
+
+
+async def test_a_consumer_that_was_created_again_owes_what_both_selected(nats_server: Start, tmp_path: Path) -> None:
+    root, sections = tmp_path / "a", {"source": {"filter_subjects": ["orders.a"]}}
+    async with captured(nats_server, root, orders(40, "abc"), **sections) as (server, settings):
+        async with connection(server.url) as client:
+            await client.jetstream().delete_consumer(STREAM, CONSUMER)
+        source = settings.source.model_copy(update={"filter_subjects": ("orders.b",)})
+        settings = settings.model_copy(update={"source": source})
+        await capture_all(settings)
+        assert (await verify(settings)).exit_code(strict=True) == 0
+        gone = remove(root, *objects(root))
+        evidence = await prove(settings)
+    assert len(gone) == 27
+    # the watermark starts over, and its position has not got to the last message yet
+    missing = set(evidence.missing.within(1, 40).tolist())
+    assert (missing, evidence.report.ack_floor) == (gone - {40}, 38)
+
+
+async def test_without_a_watermark_earlier_filters_are_said_to_be_unknown(nats_server: Start, tmp_path: Path) -> None:
+    root = tmp_path / "a"
+    sections: dict[str, Any] = {"source": {"filter_subjects": ["orders.a"]}}
+    async with captured(nats_server, root, orders(20, "a"), **sections) as (_, settings):
+        (root / watermark.path(STREAM, CONSUMER)).unlink()
+        report = await verify(settings)
+    (loss,) = losses_of(report)
+    assert (loss.kind, spans(loss.ranges)) == (Kind.UNKNOWN_FILTERS, ((1, 20),))
+    assert report.as_text().startswith("complete, but the consumer's earlier filters are unknown: every one of 20")
+    assert (report.exit_code(), report.exit_code(strict=True)) == (0, 1)
