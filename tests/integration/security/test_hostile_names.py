@@ -21,6 +21,7 @@ import yaml
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.config import model
 from jetcapture_py.config.model import parse
 from jetcapture_py.errors import ConfigError
 from spark_jobs.query import table
@@ -39,52 +40,13 @@ from tests.support.running import (
 )
 
 NASTY = (
-    "..",
-    ".",
-    "../..",
-    "../../etc/passwd",
-    "/etc/passwd",
-    "a/b",
-    "a\\..\\b",
-    "//",
-    "\0",
-    "a\0b",
-    "a\nb",
-    "a\r\nINFO capture.stopped",
-    '"}\n{"level": "error", "event": "forged"',
-    "\x1b[2J\x1b[31mred",
-    "\x9b31m\x85\x7f",
-    "\u2028\u2029\u202egnp.exe",
-    "%2e%2e%2f",
-    "%00",
-    "%",
-    "__HIVE_DEFAULT_PARTITION__",
-    "%5F_HIVE_DEFAULT_PARTITION__",
-    "_quarantine",
-    "_watermark",
-    "_streams",
-    ".hidden",
-    ".x.tmp",
-    "~root",
-    "-rf",
-    "key=x",
-    "date=2026-01-01",
-    "*?[a-z]{b}",
-    "'; DROP TABLE archive; --",
-    '"quoted" `ticked`',
-    "<script>alert(1)</script>",
-    "${HOME} $(touch pwned) `touch pwned`",
-    "{subject} {{7*7}}",
-    "os:system",
-    "!!python/name:os.system",
-    "&a *a",
-    "=1+1",
-    "007",
-    "null",
-    "größe.日本",
-    "\U0001f600",
-    "x" * 240,
-    " ",
+    *("..", ".", "../..", "../../etc/passwd", "/etc/passwd", "a/b", "a\\..\\b", "//", "\0", "a\0b", "a\nb"),
+    *("a\r\nINFO capture.stopped", '"}\n{"level": "error", "event": "forged"', "\x1b[2J\x1b[31mred", "\x9b31m\x85\x7f"),
+    *("\u2028\u2029\u202egnp.exe", "%2e%2e%2f", "%00", "%", "__HIVE_DEFAULT_PARTITION__"),
+    *("%5F_HIVE_DEFAULT_PARTITION__", "_quarantine", "_watermark", "_streams", ".hidden", ".x.tmp", "~root", "-rf"),
+    *("key=x", "date=2026-01-01", "*?[a-z]{b}", "'; DROP TABLE archive; --", '"quoted" `ticked`'),
+    *("<script>alert(1)</script>", "${HOME} $(touch pwned) `touch pwned`", "{subject} {{7*7}}", "os:system"),
+    *("!!python/name:os.system", "&a *a", "=1+1", "007", "null", "größe.日本", "\U0001f600", "x" * 240, " "),
     " lead and trail ",
 )
 TOO_LONG = ("x" * 241, "/" * 100, "\U0001f600" * 80, "../" * 5000)
@@ -130,17 +92,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
 
 
 def test_other_readers_find_the_same_keys(server: NatsServer, tmp_path: Path) -> None:
-    found = config(
-        server.url, tmp_path / "archive", key="{region}", decode={"format": "json"}, source={"consumer": "hive"}
-    )
-    asyncio.run(capture_all(found))
-    partitions = pads.HivePartitioning(
-        pa.schema([(name, pa.string()) for name in layout.PARTITIONS]), segment_encoding="uri"
-    )
-    paths = [str(tmp_path / "archive" / name.path) for name in objects(tmp_path / "archive") if not name.quarantine]
-    read = pads.dataset(
-        paths, partitioning=partitions, partition_base_dir=str(tmp_path / "archive" / STREAM), format="parquet"
-    )
+    root, decode = tmp_path / "archive", {"format": "json"}
+    asyncio.run(capture_all(config(server.url, root, key="{region}", decode=decode, source={"consumer": "hive"})))
+    columns = pa.schema([(name, pa.string()) for name in layout.PARTITIONS])
+    partitions = pads.HivePartitioning(columns, segment_encoding="uri")
+    paths = [str(root / name.path) for name in objects(root) if not name.quarantine]
+    base = str(root / STREAM)
+    read = pads.dataset(paths, partitioning=partitions, partition_base_dir=base, format="parquet")
     table = read.to_table(columns=["key", "region"])
     sent = [None if name == layout.DEFAULT_PARTITION else name for name in table.column("region").to_pylist()]
     assert table.column("key").to_pylist() == sent, "pyarrow takes the default partition's name for it even if escaped"
@@ -203,19 +161,17 @@ def test_names_on_disk_write_nothing_on_the_terminal(server: NatsServer, tmp_pat
 def test_no_name_is_markup_in_the_page_or_a_label_of_the_metrics(nats_server: Callable[..., NatsServer]) -> None:
     stream, consumer = "A\"'<b&", 'c"}1#<i&lt;'
 
-    async def pages(url: str) -> dict[str, str]:
+    async def pages(url: str) -> list[str]:
         async with connection(url) as client:
             await client.jetstream().add_stream(name=stream, subjects=["a"])
         async with running(config(url, "memory://x", source={"stream": stream, "consumer": consumer})) as capture:
             with serve(capture, "127.0.0.1:0") as port:
-                return {
-                    path: await asyncio.to_thread(fetch, f"http://127.0.0.1:{port}{path}") for path in ("/", "/metrics")
-                }
+                return [await asyncio.to_thread(fetch, f"http://127.0.0.1:{port}{path}") for path in ("/", "/metrics")]
 
-    found = asyncio.run(pages(nats_server().url))
-    assert not re.search("<b(?!ody>)|<i", found["/"])
-    assert "A&#34;&#39;&lt;b&amp; / c&#34;}1#&lt;i&amp;lt;" in found["/"]
-    (line,) = (line for line in found["/metrics"].splitlines() if line.startswith("jetcapture_info{"))
+    page, metrics = asyncio.run(pages(nats_server().url))
+    assert not re.search("<b(?!ody>)|<i", page)
+    assert "A&#34;&#39;&lt;b&amp; / c&#34;}1#&lt;i&amp;lt;" in page
+    (line,) = (line for line in metrics.splitlines() if line.startswith("jetcapture_info{"))
     assert 'stream="A\\"\'<b&"' in line
     assert 'consumer="c\\"}1#<i&lt;"' in line
 
@@ -236,13 +192,46 @@ RESERVED = ("_quarantine", "_watermark", "_streams")
 
 
 def test_a_stream_leads_nowhere_either() -> None:
-    for name in (*NASTY, "a b", "a.b", "a/b", ".."):
+    for name in (*NASTY, "a b", "a.b"):
         data = settings("nats://127.0.0.1:4222", "/data", source={"stream": name})
         if re.fullmatch(r"[^\s.*>/\\]+", name) and name.isprintable() and name not in RESERVED:
-            key = ObjectName(
-                stream=parse(data).source.stream, key=None, bucket=0, first_seq=1, last_seq=1, rows=1, digest="0" * 16
-            )
-            assert os.path.normpath(f"/data/{key.path}") == f"/data/{key.path}"
+            parts = {"key": None, "bucket": 0, "first_seq": 1, "last_seq": 1, "rows": 1, "digest": "0" * 16}
+            path = f"/data/{ObjectName(stream=parse(data).source.stream, **parts).path}"
+            assert os.path.normpath(path) == path
         else:
             with pytest.raises(ConfigError, match=r"source\.stream"):
                 parse(data)
+
+
+# ------------------------------------------------------------------ a configuration
+
+
+MINIMAL = "source: {stream: A, consumer: b}\nstore: {url: /data}\n"
+
+
+@pytest.mark.parametrize("line", ["key: {}", "store: {{url: /x, options: {{a: {}}}}}", "{}: 1"])
+def test_no_tag_makes_an_object(tmp_path: Path, line: str) -> None:
+    mark = tmp_path / "mark"
+    for value in (
+        f"!!python/object/apply:os.mkdir [{mark}]",
+        f"!<tag:yaml.org,2002:python/object/apply:os.mkdir> [{mark}]",
+        "!!python/name:os.system",
+        "!!binary aGk=",
+        "!mine {a: 1}",
+    ):
+        text = line.format(value)
+        with pytest.raises(ConfigError):
+            model.loads(text if "store" in text else f"{MINIMAL}{text}\n", {})
+    assert not mark.exists()
+
+
+def test_names_given_twice_are_refused_at_every_level() -> None:
+    for text in (
+        "source: {stream: A, consumer: b}\nstore: {url: /data, options: {a: {b: 1, b: 2}}}\n",
+        f'{MINIMAL}"key": a\nkey: b\n',
+    ):
+        with pytest.raises(ConfigError, match="set twice, on line"):
+            model.loads(text, {})
+    merge = "base: &base {stream: X}\nsource: {<<: *base, consumer: b}\nstore: {url: /data}\n"
+    with pytest.raises(ConfigError, match="unknown setting"):
+        model.loads(merge, {})

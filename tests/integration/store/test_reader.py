@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import VanishedError
-from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.reading.arrow import read_archive
+from jetcapture_py.store.archive import SMALL, ArchiveFiles
 from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.scan import survey
 from tests.integration.store.conftest import Place
-from tests.support.archives import encoded
+from tests.support.archives import encoded, write_parquet
 
 BLOCKS = (
     encoded([(1, 5), (2, 6), (4, 7)], key="eu"),
@@ -24,16 +30,12 @@ BLOCKS = (
 OTHER = encoded([(1, 5)], stream="ORDERS2")
 
 
-def test_what_was_stored_is_listed_read_and_proven(place: Place) -> None:
-    proven(place, "/for-{key}/nats")
+def test_what_was_stored_is_listed_read_and_proven_wherever_the_key_is_in_the_address(place: Place) -> None:
+    for suffix in ("/a", "/b/{key}", "/c/for-{key}/nats"):
+        check(place, suffix)
 
 
-@pytest.mark.parametrize("suffix", ["", "/{key}"])
-def test_objects_are_found_wherever_the_key_is_in_the_address(simulated: Place, suffix: str) -> None:
-    proven(simulated, suffix)
-
-
-def proven(place: Place, suffix: str) -> None:
+def check(place: Place, suffix: str) -> None:
     """Store objects, and read them back in every way."""
     shelf = ArchiveFiles(place.url + suffix, place.options)
     assert list(shelf.files("ORDERS")) == []
@@ -76,11 +78,48 @@ def test_what_is_gone_is_said_to_be(place: Place) -> None:
     shelf = ArchiveFiles(place.url, place.options)
     file = next(iter(shelf.files("ORDERS")))
     absent = type(file)(path=f"{file.path}x", place=f"{file.place}x", size=file.size, name=file.name)
-    with pytest.raises(VanishedError):
-        shelf.read(absent)
-    with pytest.raises(VanishedError):
-        shelf.again(absent)
-    with pytest.raises(VanishedError, match="is gone"), shelf.parquet(absent):
-        pass
-    with pytest.raises(VanishedError):
-        shelf.stream(absent)
+    for ask in (shelf.read, shelf.again, shelf.stream, lambda file: shelf.parquet(file).__enter__()):
+        with pytest.raises(VanishedError, match="is gone"):
+            ask(absent)
+
+
+ROWS, GROUPS = 60_000, 3
+
+
+def test_neighbouring_columns_of_a_row_group_are_one_request_and_others_are_not_fetched(
+    simulated: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random, interval = np.random.default_rng(0), {f"{layout.METADATA_PREFIX}interval": "3600"}
+    columns = {
+        layout.STREAM: ["ORDERS"] * ROWS,
+        layout.SEQ: np.arange(ROWS),
+        layout.TIMESTAMP: pa.array(np.arange(ROWS), pa.timestamp("us", "UTC")),
+        layout.NANOS: pa.array(np.zeros(ROWS), pa.int16()),
+        **{f"c{number}": random.random(ROWS) for number in range(10)},
+        layout.PAYLOAD: pa.array([random.bytes(300) for _ in range(ROWS)], pa.binary()),
+        **{f"d{number}": random.random(ROWS) for number in range(2)},
+        layout.KEY: ["eu"] * ROWS,
+    }
+    table, sink = pa.table(columns, metadata=interval), pa.BufferOutputStream()
+    write_parquet(table, sink, row_group_size=ROWS // GROUPS)
+    name = ObjectName(stream="ORDERS", key="eu", bucket=0, first_seq=0, last_seq=ROWS - 1, rows=ROWS, digest="0" * 16)
+    simulated.open().put(name, data := sink.getvalue())
+    assert data.size > SMALL
+    read, requests = ArchiveFiles.read, list[int]()
+
+    def counted(*arguments: Any) -> bytes:
+        requests.append(len(fetched := read(*arguments)))
+        return fetched
+
+    monkeypatch.setattr(ArchiveFiles, "read", counted)
+
+    def asked(*names: str) -> int:
+        requests.clear()
+        archive = read_archive(simulated.url, "ORDERS", columns=[layout.SEQ, *names])
+        assert archive.read_all().equals(table.select([layout.SEQ, *names]))
+        assert sum(requests) < data.size / 5
+        return len(requests)
+
+    without = asked()
+    assert asked(*(f"c{number}" for number in range(4))) == without
+    assert asked("d0", "d1") == without + GROUPS, "on the other side of the payloads"
