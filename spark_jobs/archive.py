@@ -184,6 +184,8 @@ def _first_columns(capture: Config) -> pa.Schema:
     own = [STREAM_FIELD, *(field for field in ENVELOPE if field.name not in left_out)]
     if capture.block.time != layout.STREAM_TIME:
         own.append(pa.field(layout.TIME, pa.timestamp("us", "UTC")))
+    if capture.decode.conflict == "rescue":
+        own.append(pa.field(layout.RESCUED, pa.string()))
     declared = ((layout.field_name(name), column.type) for name, column in capture.decode.columns.items())
     return with_key_column(pa.schema([*own, *(pa.field(name, parse_type(type_)) for name, type_ in declared)]))
 

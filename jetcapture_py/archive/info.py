@@ -22,7 +22,7 @@ from jetcapture_py.config.units import microseconds_of
 from jetcapture_py.text import one_line
 
 _MESSAGE = frozenset((layout.SUBJECT, layout.HEADERS, layout.PAYLOAD, layout.RAW_HEADERS))
-_CHECKED = frozenset((layout.SEQ, layout.TIMESTAMP, layout.DELIVERED))
+_CHECKED = frozenset((layout.SEQ, layout.TIMESTAMP, layout.DELIVERED, layout.RESCUED))
 """The columns whose statistics are used."""
 
 
@@ -64,6 +64,8 @@ class Details:
     """Digests of the objects that it replaces despite having fewer rows."""
     times: tuple[int, int] | None
     """First and last `_nats_timestamp` in microseconds; None without statistics."""
+    rescued: int
+    """Rows with values that did not fit their columns."""
     delivered: int | None
     """The most deliveries of a message; None without statistics."""
     codec: str
@@ -183,6 +185,11 @@ def details_of(name: ObjectName, metadata: pq.FileMetaData) -> Details:
         event_time=intern(entries.get("time", "")),
         replaces=tuple(entries.get(layout.REPLACES, "").split()),
         times=None if times is None else (microseconds_of(times[0]), microseconds_of(times[1])),
+        rescued=sum(
+            group.rows - chunks[layout.RESCUED].null_count
+            for group, chunks in zip(groups, columns, strict=True)
+            if chunks.get(layout.RESCUED) is not None and chunks[layout.RESCUED].has_null_count
+        ),
         delivered=None if delivered is None else delivered[1],
         codec=intern(compression.lower().replace("uncompressed", "none")),
         compatible="DELTA_BINARY_PACKED" not in encodings,

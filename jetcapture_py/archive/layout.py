@@ -50,8 +50,10 @@ HEADERS = "_nats_headers"
 PAYLOAD = "_nats_payload"
 ROW = "_nats_row"
 TIME = "_nats_time"
+RESCUED = "_nats_rescued"
+"""Column of values that did not fit their inferred columns: a JSON object by path."""
 ENVELOPE = (STREAM, SUBJECT, SEQ, TIMESTAMP, NANOS, DELIVERED, HEADERS, PAYLOAD)
-OPTIONAL = (ROW, TIME)
+OPTIONAL = (ROW, TIME, RESCUED)
 """Envelope columns that only some objects have."""
 IDENTITY = (STREAM, SEQ, TIMESTAMP)
 """The columns that identify a message. The timestamp is needed because a recreated stream reuses sequences."""
@@ -83,6 +85,7 @@ FIELD_IDS = {
     f"{HEADERS}\0key": 12,
     f"{HEADERS}\0value": 13,
     f"{HEADERS}\0value\0element": 14,
+    RESCUED: 18,
 }
 """Parquet field ids of the archive's own columns. No number is ever given to another column."""
 QUARANTINE_FIELD_IDS = {STAGE: 15, ERROR: 16, RAW_HEADERS: 17}

@@ -17,6 +17,7 @@ import pyarrow as pa
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture import parts
 from jetcapture_py.capture.archiver import Archiver
+from jetcapture_py.capture.inferred import InferredTypes
 from jetcapture_py.capture.sealing import Demand, Reason
 from jetcapture_py.config.model import Config
 from jetcapture_py.jetstream.wire.inbox import Received
@@ -47,7 +48,7 @@ class Recapture:
         self.notes = notes_of(store, config.store.url)
         self.archiver = Archiver(config, Ledger(Memory(limits.memory)), store, preparer, encoder)
         self.archiver.uploads.retry_for = min(config.store.retry_for, RETRY_FOR)
-        self._stream, self._sealed_by = config.source.stream, sealed_by
+        self._stream, self._consumer, self._sealed_by = config.source.stream, config.source.consumer, sealed_by
         self._choose, self._put = choose, put or self.put
 
     def __enter__(self) -> Self:
@@ -69,13 +70,16 @@ class Recapture:
         encoding.encoder = encoding.encoder.for_stream(stream_created, consumer)
 
     async def check_store(self) -> None:
-        """Raise StoreError unless objects can be stored. Read the erased messages, which are not stored again.
+        """Raise StoreError unless objects can be stored. Read the erased messages, which are not stored again, and the
+        types of inferred columns.
 
         Raises JetcaptureError if they cannot be read.
         """
         uploads, encoding = self.archiver.uploads, self.archiver.encoding
+        decoder = self.archiver.decoding.preparer.decoder
         await uploads.probe(asyncio.Event())
         encoding.erased = await uploads.call(read_erased, self.notes, self._stream, encoding.erased)
+        await InferredTypes(self.notes, self._stream, self._consumer, decoder, uploads.call).read()
 
     async def add(self, consumer: str, received: Received) -> None:
         """Decode and route messages delivered to `consumer`, and put them into blocks. Store full blocks, and the

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -11,13 +13,14 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
 from jetcapture_py.capture.blocks import StoredBlock
 from jetcapture_py.log import LogLimit, event
-from jetcapture_py.text import without_credentials
+from jetcapture_py.text import one_line, without_credentials
 from jetcapture_py.transform.prepare import Prepared
 
 log = logging.getLogger("jetcapture.capture")
@@ -29,6 +32,12 @@ MAX_OBJECTS = 10
 MAX_REASONS = 20
 MAX_STAGES = 20
 """Maximum stages counted by name, because a custom decoder may name any. Further ones count as `other`."""
+_MAX_EXAMINED = 20
+"""Maximum rows of a batch whose rescued values are looked at."""
+_MAX_EXAMPLE = 80
+_MAX_COLUMNS = 1000
+_AGAIN = 3600.0
+"""Seconds after which a rescued value of the same column is logged again."""
 _NEW_REASONS = 5
 """Maximum reasons kept of one batch. Error texts may contain values, so a batch can have one per message."""
 
@@ -155,6 +164,41 @@ class Quarantine:
         self._logged.clear()
 
 
+class Rescued:
+    """Messages with values that did not fit their columns. Logs the first value of each column, once an hour."""
+
+    def __init__(self) -> None:
+        self.messages = 0
+        """Their rows since the start."""
+        self.example: str | None = None
+        """The last value looked at, with its path."""
+        self._limits: dict[str, LogLimit] = {}
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Count the rows of a batch that have such values, and look at some of them."""
+        at = rows.schema.get_field_index(layout.RESCUED)
+        if at < 0 or not (count := len(rows.column(at)) - rows.column(at).null_count):
+            return
+        self.messages += count
+        some = rows.select([layout.SEQ, layout.RESCUED]).filter(rows.column(at).is_valid()).slice(0, _MAX_EXAMINED)
+        for row in some.to_pylist():
+            for path, value in msgspec.json.decode(row[layout.RESCUED]).items():
+                self.example = f"{path} = {one_line(json.dumps(value), _MAX_EXAMPLE)}"
+                column = re.split(r"[.\[]", path, maxsplit=1)[0]
+                if column not in self._limits and len(self._limits) == _MAX_COLUMNS:
+                    continue
+                if self._limits.setdefault(column, LogLimit(_AGAIN)).due(time.monotonic()):
+                    event(
+                        log,
+                        logging.WARNING,
+                        "column.rescued",
+                        column=column,
+                        example=self.example,
+                        seq=row[layout.SEQ],
+                        messages=self.messages,
+                    )
+
+
 @dataclass(slots=True)
 class Stats:
     """Messages received, stored and acknowledged since the capture's start."""
@@ -171,6 +215,7 @@ class Stats:
     objects: deque[RecentObject] = field(default_factory=lambda: deque(maxlen=MAX_OBJECTS))
     """The last objects, newest first."""
     quarantine: Quarantine = field(default_factory=Quarantine)
+    rescued: Rescued = field(default_factory=Rescued)
     _stray_limit: LogLimit = field(default_factory=LogLimit)
 
     def count_prepared(self, prepared: Prepared) -> None:
@@ -179,6 +224,7 @@ class Stats:
         self.redelivered += prepared.redelivered
         self.strays += prepared.strays
         self.quarantine.add(prepared.quarantine)
+        self.rescued.add(prepared.rows)
         if frames := self._stray_limit.due(time.monotonic(), prepared.strays):
             event(log, logging.WARNING, "receive.strays", frames=frames)
 

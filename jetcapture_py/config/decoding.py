@@ -79,6 +79,11 @@ class DecodeConfig(Section):
         description="Columns by name: a type, or a mapping with `type`, `path` and `unit`. Default: inferred, or all "
         "fields of `schema`.",
     )
+    on_conflict: Literal["rescue", "quarantine", "widen"] | None = setting(
+        "What happens to a value that does not fit its column. `rescue`: it moves to `_nats_rescued` (only inferred "
+        "columns, and their default). `quarantine`: its message moves there (default with declared types). `widen`: an "
+        "inferred column follows, in the end as text.",
+    )
     keep_payload: bool = setting(
         "Store the raw bytes of every message, which makes the archive lossless. Off by default with "
         "`block.format` ndjson or csv.",
@@ -114,6 +119,16 @@ class DecodeConfig(Section):
         """The built-in format; None for raw and for a user's decoder."""
         return FORMATS.get(self.format)
 
+    @property
+    def infers(self) -> bool:
+        """Whether columns are inferred from messages."""
+        return self.known is not None and self.known.infers and not self.columns
+
+    @property
+    def conflict(self) -> Literal["rescue", "quarantine", "widen"]:
+        """What happens to a value that does not fit its column."""
+        return self.on_conflict or ("rescue" if self.infers else "quarantine")
+
     @model_validator(mode="after")
     def _fits_the_format(self) -> Self:
         name, known = self.format, self.known
@@ -129,6 +144,9 @@ class DecodeConfig(Section):
         for setting_ in known.needs if known else ():
             if not getattr(self, _FIELDS.get(setting_, setting_)):
                 raise wrong(setting_, f"required with decode.format {name}, but not set")
+        if self.conflict != "quarantine" and not self.infers:
+            columns = "declared ones" if self.columns else f"decode.format {name}"
+            raise wrong("on_conflict", f"{self.conflict} is only for inferred columns, not for {columns}")
         if name == "raw" and self.compression != "none":
             raise wrong("compression", "only with a format that decodes the payload, not with raw")
         if name == "raw" and not self.keep_payload:

@@ -120,7 +120,9 @@ _METADATA_TABLES = frozenset(
 )
 
 
-_DIRECTORIES = frozenset(("_quarantine", "_watermark", "_streams", "_erased", "_expired", "_table", "_probe"))
+_DIRECTORIES = frozenset(
+    ("_quarantine", "_watermark", "_streams", "_columns", "_erased", "_expired", "_table", "_probe")
+)
 """Directories of an archive that do not belong to a stream."""
 _is_name = _printable(r"[^\s.*>/\\]{1,255}")
 

@@ -82,7 +82,13 @@ def _outcomes(prepared: Prepared) -> Iterable[MessageOutcome]:
     by_seq: dict[int, MessageOutcome] = {}
     for run, row in _rows_of(prepared.rows, prepared.runs):
         outcome = by_seq.setdefault(row[layout.SEQ], _outcome_of(run, row))
-        outcome.rows.append({name: value for name, value in row.items() if not name.startswith("_nats_")})
+        outcome.rows.append(
+            {
+                name: value
+                for name, value in row.items()
+                if not name.startswith("_nats_") or (name == layout.RESCUED and value is not None)
+            }
+        )
     for run, row in _rows_of(prepared.quarantine, prepared.quarantine_runs):
         outcome = _outcome_of(run, row)
         outcome.quarantine = (row[layout.STAGE], row[layout.ERROR])

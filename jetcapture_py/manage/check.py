@@ -17,6 +17,7 @@ import pyarrow as pa
 from jetcapture_py.archive import layout
 from jetcapture_py.capture import parts
 from jetcapture_py.capture.announcing import configured_call
+from jetcapture_py.capture.inferred import learn_archived
 from jetcapture_py.capture.parts import preparer
 from jetcapture_py.config.block import MANY_KEYS
 from jetcapture_py.config.model import Config, SourceConfig
@@ -37,7 +38,7 @@ from jetcapture_py.plugins import is_reference
 from jetcapture_py.reading.reasons import ReasonCounter
 from jetcapture_py.store import LocalStore, configured_store, driver_of
 from jetcapture_py.store.archive import ArchiveFiles
-from jetcapture_py.text import plural
+from jetcapture_py.text import one_line, plural
 from jetcapture_py.threads import in_thread
 from jetcapture_py.transform.prepare import Prepared
 
@@ -91,6 +92,8 @@ class Sample:
     """Reasons of the quarantine."""
     columns: set[str] = field(default_factory=set)
     """Columns with a value."""
+    rescued: list[str] = field(default_factory=list)
+    """Values that do not fit their columns, a JSON object for each row."""
     missing: list[str] = field(default_factory=list)
     """Placeholders of the key without a value in any message, if none has a key."""
     untimed: bool = False
@@ -100,6 +103,7 @@ class Sample:
     def of(cls, config: Config, parts: Iterable[Part]) -> Sample:
         """Decode messages. Raises ConfigError."""
         decoded, prepare = cls(), preparer(config, None, None)
+        learn_archived(prepare.decoder, config)
         for name, received in parts:
             for prepared in prepared_of(replace(prepare, consumer=name), received):
                 decoded.add(prepared)
@@ -115,6 +119,8 @@ class Sample:
         self.times += [time for _, time in prepared.span]
         named = zip(rows.schema.names, rows.columns, strict=True)
         self.columns |= {name for name, column in named if column.null_count < len(column)}
+        if layout.RESCUED in rows.schema.names:
+            self.rescued += rows.column(layout.RESCUED).drop_null().to_pylist()
         if quarantine.num_rows:
             self.reasons.add(pa.Table.from_batches([quarantine]))
 
@@ -167,7 +173,7 @@ TIMEOUT = 5.0
 OUTAGE = 86_400.0
 """Default of --outage: seconds that a capture may be down without losing messages."""
 _SHORT_RETENTION = 3_600.0
-_MAX_REASONS, _MAX_NAMES = 10, 20
+_MAX_REASONS, _MAX_NAMES, _MAX_EXAMPLE = 10, 20, 100
 """Maximum reasons of quarantine and columns to name."""
 
 
@@ -354,6 +360,10 @@ def _report_decoded(findings: Findings, config: Config, sample: Sample) -> None:
     if not reasons:
         keys = plural(len(sample.keys), "key")
         findings.ok("decode", f"the newest messages ({sample.messages:,}) have {keys}; none goes to quarantine")
+    if sample.rescued:
+        example = one_line(sample.rescued[0], _MAX_EXAMPLE)
+        text = f"{plural(len(sample.rescued), 'row')} of {count} with values that do not fit, such as {example}"
+        findings.warning("columns", f"{text}; they go to _nats_rescued: declare decode.columns, or fix the producer")
     if sample.keyless and config.key:
         missing = ", ".join(f"{{{name}}}" for name in sample.missing)
         what = f"no message of {count} has {missing}" if missing else f"no message of {count} has this key"

@@ -12,6 +12,7 @@ from typing import Any
 from rich.text import Text
 
 from jetcapture_py.archive import layout
+from jetcapture_py.capture.inferred import learn_archived
 from jetcapture_py.capture.parts import preparer
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.subjects import matches
@@ -124,6 +125,7 @@ async def tap(config: Config, count: int) -> list[MessageOutcome]:
     prepare = replace(preparer(config, None, None), keep_payload=True)
     async with ReadSession(config.nats, f"jetcapture tap {config.source.stream}", timeout=TIMEOUT) as session:
         parts = await newest(session, config, count)
+    await in_thread(learn_archived, prepare.decoder, config)
     by_seq: dict[int, MessageOutcome] = {}
     for name, received in parts:
         made = await in_thread(outcomes, replace(prepare, consumer=name), received)

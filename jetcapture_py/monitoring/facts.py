@@ -131,6 +131,7 @@ class FlowFacts:
     quarantined_by_stage: Annotated[
         Counts, counter("messages_quarantined_by_stage", "Messages quarantined", "stage", ("decode", "key", "time"))
     ]
+    rescued: Annotated[int, counter("messages_rescued", "Rows with values that did not fit their inferred columns")]
     erased: Annotated[int, counter("messages_erased", "Messages acknowledged and not stored, because they were erased")]
     stray_frames: Annotated[int, counter("stray_frames", "Received frames that are not messages of the consumer")]
     reconnects: Annotated[int, counter("reconnects", "Reconnects to NATS")]
@@ -164,6 +165,7 @@ def _flow(capture: Capture) -> FlowFacts:
         unacked=capture.source.unacked,
         quarantined=stats.quarantine.messages,
         quarantined_by_stage=dict(stats.quarantine.stages),
+        rescued=stats.rescued.messages,
         erased=archiver.encoding.left_out,
         stray_frames=stats.strays,
         reconnects=capture.source.reconnects,

@@ -137,6 +137,9 @@ def _warnings(capture: Capture, history: History) -> Iterator[Notice]:
         text = f"{plural(recent, 'message')} went to the quarantine in the last quarter of an hour."
         fix = "Nothing is lost. If the configuration is wrong, correct it and run jetcapture quarantine redecode; "
         yield _warning(text, f"{fix}otherwise fix the producer. The reasons are below.")
+    if (rescued := capture.stats.rescued).messages:
+        text = f"{plural(rescued.messages, 'row')} had values that do not fit their columns, such as {rescued.example}."
+        yield _note(text, "Nothing is lost: they are in _nats_rescued. Declare decode.columns, or fix the producer.")
 
 
 def _behind(capture: Capture, history: History) -> Iterator[Notice]:

@@ -54,6 +54,7 @@ _TYPES: dict[str, pa.DataType] = {
     layout.KEY: pa.string(),
     layout.ROW: pa.int32(),
     layout.TIME: pa.timestamp("us", "UTC"),
+    layout.RESCUED: pa.string(),
     layout.RAW_HEADERS: pa.binary(),
 }
 _NO_FIELDS = pa.RecordBatch.from_arrays([], names=[])

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from jetcapture_py import plugins
-from jetcapture_py.archive import watermark
+from jetcapture_py.archive import inferred, watermark
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.errors import ConfigError, JetcaptureError, StoreError
 from jetcapture_py.store.credentials import RenewedDriver
@@ -50,6 +50,19 @@ def read_erased(store: NoteStore | None, stream: str, known: Erased) -> Erased:
         return known
     with users_errors():
         return Erased.read(stream, store.list_notes, lambda paths: map(store.read_note, paths), known)
+
+
+def read_inferred(store: NoteStore | None, stream: str, consumer: str) -> inferred.KnownTypes:
+    """Read the types of a capture's inferred columns; none without a file, or a store of metadata files.
+
+    Raises JetcaptureError for any error of a store.
+    """
+    if store is None:
+        return {}
+    path = inferred.path(stream, consumer)
+    with users_errors():
+        data = store.read_note(path)
+    return {} if data is None else inferred.InferredColumns.decode(data, stream, path).types
 
 
 def users_errors() -> AbstractContextManager[None]:

@@ -235,7 +235,7 @@ def _check_columns(schema: pa.Schema, *, ours: bool) -> None:
     names = [name.lower() for name in schema.names]
     if len(set(names)) < len(names):
         raise ValueError("the decoder returned duplicate columns (case-insensitive)")
-    if taken := _TAKEN.intersection(names):
+    if taken := (_TAKEN - {layout.RESCUED} if ours else _TAKEN).intersection(names):
         raise ValueError(f"the decoder returned a column {min(taken)}, which is reserved for the archive")
     for column in () if ours else schema:
         if (problem := _unstorable(column.type)) is not None:

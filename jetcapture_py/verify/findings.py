@@ -225,6 +225,8 @@ class Report:
     objects: int
     bytes: int
     """Size of all objects."""
+    rescued: int = 0
+    """Rows of Parquet objects with values that did not fit their columns."""
     compared: int | None = None
     """Messages whose content was compared with the stream, None without a comparison."""
     layouts: Mapping[str, int] = field(default_factory=dict)
@@ -303,6 +305,7 @@ class Report:
                 "duplicates": self.count(Kind.DUPLICATES),
                 "quarantined": self.quarantined,
                 "older": self.older,
+                "rescued": self.rescued,
                 "compared": self.compared,
                 "objects": self.objects,
                 "damaged_objects": self.count(Kind.DAMAGED),
@@ -326,6 +329,8 @@ def _lines(report: Report) -> Iterator[str]:
     checked = "every byte read" if report.deep else "every footer read"
     quarantined = f", {plural(report.quarantined, 'message')} in quarantine" if report.quarantined else ""
     yield f"archive: {plural(report.objects, 'object')}, {size(report.bytes)}, {checked}{quarantined}"
+    if report.rescued:
+        yield f"columns: {plural(report.rescued, 'row')} with values that did not fit, in _nats_rescued"
     if report.compared is not None:
         yield f"content: {plural(report.compared, 'message')} compared with the stream"
     if len(report.layouts) > 1:

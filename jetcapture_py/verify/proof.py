@@ -139,6 +139,7 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
         stored=stored,
         quarantined=len(scan.quarantined) - len(scan.copies.in_both),
         older=scan.totals.older,
+        rescued=scan.totals.rescued,
         objects=scan.totals.objects,
         bytes=scan.totals.size,
         compared=differences.compared if differences else None,

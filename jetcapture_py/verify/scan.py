@@ -224,6 +224,8 @@ class Totals:
     """Messages of earlier incarnations."""
     by_name: int = 0
     """Objects in unreadable formats."""
+    rescued: int = 0
+    """Rows with values that did not fit their columns, of all incarnations, including copies."""
     erased: int = 0
     """Erased messages of all incarnations that are still in objects, including copies."""
 
@@ -234,6 +236,7 @@ class Totals:
         self.older += contents.older
         self.by_name += contents.by_name
         self.erased += contents.erased
+        self.rescued += 0 if contents.details is None else contents.details.rescued
 
 
 @dataclass(slots=True, kw_only=True)

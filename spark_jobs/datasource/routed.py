@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
+from jetcapture_py.capture.inferred import learn_archived
 from jetcapture_py.capture.parts import preparer
 from jetcapture_py.config.model import Config, NatsConfig
 from jetcapture_py.config.section import validated
@@ -48,6 +49,7 @@ class StreamRows:
         # keys are then a column, as in the result
         block = self.config.block.model_copy(update={"bundles": 1})
         prepare = preparer(self.config.model_copy(update={"block": block}), None, None)
+        learn_archived(prepare.decoder, self.config)
         for consumer, received in chunks:
             seqs = sequences(prepare.stream, consumer, received.replies)
             own = (seqs >= first) & (seqs < end)

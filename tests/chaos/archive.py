@@ -19,7 +19,7 @@ from tests.support import s3
 from tests.support.running import CONSUMER, STREAM
 
 WATERMARK = f"_watermark/{STREAM}/{CONSUMER}.json"
-_KNOWN = ("_watermark/", "_streams/", "_probe/")
+_KNOWN = ("_watermark/", "_streams/", "_columns/", "_probe/")
 
 
 class Archive(Protocol):

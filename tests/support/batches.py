@@ -39,7 +39,7 @@ def batch_of(payloads: Sequence[bytes | None]) -> MessageBatch:
 def decode_settings(**given: Any) -> Any:
     """The settings of `decode` with their defaults, unchecked."""
     defaults = {name: field.get_default(call_default_factory=True) for name, field in DecodeConfig.model_fields.items()}
-    settings = {**defaults, "max_inflated": 64 << 20, **given}
+    settings = {**defaults, "max_inflated": 64 << 20, "conflict": "widen", **given}
     return SimpleNamespace(**settings, known=FORMATS.get(settings["format"]))
 
 

@@ -167,7 +167,7 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, time
     raise AssertionError(f"after {timeout} s it is still not so that {what}")
 
 
-_NO_OBJECTS = tuple(f"_{name}/" for name in ("probe", "watermark", "streams", "objects", "erased", "expired", "table"))
+_NO_OBJECTS = tuple(f"_{name}/" for name in ("probe", "watermark", "streams", "columns", "erased", "expired", "table"))
 
 
 def objects(root: Path) -> list[layout.ObjectName]:

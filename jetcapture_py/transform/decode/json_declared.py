@@ -418,4 +418,4 @@ def make(config: DecodeConfig) -> Decoder:
         return ObjectDecoder(config.columns)
     from jetcapture_py.transform.decode.json_inferred import InferringDecoder
 
-    return InferringDecoder()
+    return InferringDecoder(conflict=config.conflict)

@@ -1,24 +1,32 @@
-"""JSON without declared columns: infer the columns from the messages, and follow their drift.
+"""JSON without declared columns: infer the columns from the messages.
 
-Inferred types only ever become wider: int64 becomes double while a double holds every integer exactly. Incompatible
-types, and integers beyond int64, become a string column with the JSON text of every value that is not a string. Nothing
-is dropped, and no value changes. Fields that would make the columns grow without bound are stored as JSON text if they
-are nested; otherwise their messages are refused.
+A column keeps its type: that of the archive, else of most values in the first batch that has the field. It only widens
+where no value changes: int64 becomes double while a double holds every integer exactly, and a struct gets fields. A
+value that does not fit, in type or within the limits below, is removed from its column and returned in the column
+`_nats_rescued`: a JSON object of such values by path (`customer.zip`, `items[2].price`).
+
+With `conflict="quarantine"`, the message fails instead. With `conflict="widen"`, columns follow the messages:
+incompatible types, integers beyond int64 and nested fields beyond the limits become a string column with the JSON text
+of every value that is not a string.
+
+Messages with too many columns are refused in every case.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.common_type import EXACT
+from jetcapture_py.archive.inferred import KnownTypes, merged, wider
 from jetcapture_py.config.column_types import MAX_DEPTH, TIMESTAMP
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
 from jetcapture_py.transform.decode.bounds import JSON_FORMAT, ObjectFormat
@@ -29,6 +37,7 @@ from jetcapture_py.transform.decode.common import (
     failure,
     flatten,
     json_text,
+    json_texts,
     offsets_of,
     owners_of,
     show,
@@ -53,9 +62,13 @@ _LARGE = 4 << 20
 ARRAY_CELLS = 128
 """A column costs as much as this many values, even if it is shorter."""
 
+Conflict = Literal["rescue", "quarantine", "widen"]
+Misfit = tuple[int, str, Any]
+"""The row of a value that does not fit its column, the path below the column, and the value."""
+
 _KINDS: dict[type, str] = {
     bool: "bool",
-    int: "int64",
+    int: "int53",
     float: "double",
     str: "string",
     list: "list",
@@ -65,6 +78,7 @@ _KINDS: dict[type, str] = {
 }
 _SCALARS = {
     "bool": pa.bool_(),
+    "int53": pa.int64(),
     "int64": pa.int64(),
     "double": pa.float64(),
     "string": pa.string(),
@@ -76,18 +90,29 @@ _SCALARS = {
 class InferringDecoder:
     """Decodes all fields of messages; in MessagePack, `bin` and timestamps have their own column types.
 
-    A batch has the columns with a value in it, with the types inferred so far in this process.
+    A batch has the columns with a value in it, with the types inferred so far.
     """
 
-    def __init__(self, reading: ObjectFormat = JSON_FORMAT) -> None:
+    def __init__(self, reading: ObjectFormat = JSON_FORMAT, conflict: Conflict = "rescue") -> None:
         self._format = reading
         self._decode = reading.decoder(dict[str, Any]).decode
-        self._budget = SchemaBudget()
+        self.conflict = conflict
+        self._budget = SchemaBudget(widens=conflict == "widen")
         self._root = Fields(self._budget, layout.field_name)
         self._columns = pa.schema([])
+        self._learned: KnownTypes | None = None
+        self.types: KnownTypes = {}
+        """The types of all fields so far; replaced, never changed."""
+
+    def learn(self, types: KnownTypes) -> None:
+        """From the next batch on, keep these types, such as the archive's. Thread-safe."""
+        self._learned = types
 
     def decode(self, batch: MessageBatch) -> Decoded:
         """Decode every message of `batch`. Raises BatchTooWideError if its columns would be too large."""
+        if (learned := self._learned) is not None:
+            self._learned = None
+            self._root.learn(merged(learned, self._root.known()), 1)
         size = batch.column(layout.PAYLOAD).nbytes
         if size > _LARGE:
             self._format.check(batch, MAX_CONTAINERS, objects=1, lists=1, reason=_TOO_MANY)
@@ -97,16 +122,28 @@ class InferringDecoder:
         self._refuse_excess(documents, failures)
         self._budget.cells = max(MAX_CELLS, size)
         try:
-            values = self._root.widen(list(documents.values()), 1, len(documents))
+            values, misfits = self._root.widen(list(documents.values()), 1, len(documents))
         except BatchTooWideError:
             if len(documents) > 1:
                 raise
             failures |= {index: failure(index, _TOO_WIDE, stage="schema") for index in documents}
             return assemble([], [], failures)
-        columns = [(ReadColumn(name, of, shape.build), values[key]) for key, name, shape, of in self._root.stored()]
+        stored = self._root.stored()
         if self._budget.changed:
             self._columns = pa.schema(self._root.types(known=True))
+            self.types = self._root.known()
             self._budget.changed = False
+        removed = _by_row(misfits, len(documents)) if misfits else [None] * len(documents)
+        if misfits and self.conflict == "quarantine":
+            good = [row for row, fields in enumerate(removed) if not fields]
+            for index, fields in zip(list(documents), removed, strict=True):
+                if fields:
+                    del documents[index]
+                    failures[index] = failure(index, _misfit(fields), stage="schema")
+            values = {key: [column[row] for row in good] for key, column in values.items()}
+        columns = [(ReadColumn(name, of, shape.build), values[key]) for key, name, shape, of in stored]
+        if self.conflict == "rescue":
+            columns.append((_RESCUED, removed))
         return replace(assemble(columns, list(documents), failures, owners_of(batch)), columns=self._columns)
 
     def _refuse_excess(self, decoded: dict[int, dict[str, Any]], failures: dict[int, Failure]) -> None:
@@ -160,6 +197,8 @@ class SchemaBudget:
     """Remaining values of a batch."""
     changed: bool = False
     """Whether the known columns have changed."""
+    widens: bool = False
+    """Whether columns become text rather than that values are removed."""
 
     def spend(self, columns: int, rows: int) -> None:
         """Reserve the values of `columns` with `rows` rows. Raises BatchTooWideError if too few remain."""
@@ -183,24 +222,49 @@ class Fields:
         self._rename = rename
         self._seen: Collection[str] = ()
 
-    def widen(self, objects: Sequence[dict[str, Any]], depth: int, rows: int) -> dict[str, list[Any]]:
-        """Widen the types to fit `objects`, at nesting level `depth` in columns of `rows` rows."""
+    def widen(
+        self, objects: Sequence[dict[str, Any]], depth: int, rows: int
+    ) -> tuple[dict[str, list[Any]], list[Misfit]]:
+        """Widen the types to fit `objects`, at nesting level `depth` in columns of `rows` rows.
+
+        Returns the values of each field, and the values that do not fit, which become null in `objects`.
+        """
         seen = dict.fromkeys(chain.from_iterable(objects))
         self._budget.spend(len(seen), rows)
         for key in sorted(seen.keys() - self.shapes.keys()):
-            name = self._rename(key)
-            while name.lower() in self._taken:
-                name += "_"
-            self._taken.add(name.lower())
-            self._names[key] = name
-            self.shapes[key] = FieldShape(self._budget)
-            self._budget.names -= len(name.encode())
-            self._budget.fields -= depth > 1
+            self._add(key, depth)
         values = _by_field(objects, seen)
+        misfits: list[Misfit] = []
         for key, column in values.items():
-            self.shapes[key].widen(column, depth, rows)
+            for row, path, value in self.shapes[key].widen(column, depth, rows):
+                if not path:
+                    objects[row][key] = None
+                misfits.append((row, f"{key}{path}", value))
         self._seen = seen
-        return values
+        return values, misfits
+
+    def _add(self, key: str, depth: int) -> None:
+        name = self._rename(key)
+        while name.lower() in self._taken:
+            name += "_"
+        self._taken.add(name.lower())
+        self._names[key] = name
+        self.shapes[key] = FieldShape(self._budget)
+        self._budget.names -= len(name.encode())
+        self._budget.fields -= depth > 1
+        self._budget.changed = True
+
+    def learn(self, types: KnownTypes, depth: int) -> None:
+        """Have these types, whatever was inferred before."""
+        for key, type_ in types.items():
+            if key not in self.shapes:
+                self._add(key, depth)
+            self.shapes[key].learn(type_, depth)
+
+    def known(self) -> KnownTypes:
+        """Return the types of all fields that have one."""
+        types = {key: shape.known() for key, shape in self.shapes.items()}
+        return {key: type_ for key, type_ in types.items() if type_ is not None}
 
     def stored(self) -> list[tuple[str, str, FieldShape, pa.DataType]]:
         """Return the name in JSON, column name, shape and type of each field with a value in this batch."""
@@ -231,67 +295,165 @@ class Fields:
 
 
 class FieldShape:
-    """The inferred type of one field: null, bool, int64, double, string, list or struct.
+    """The inferred type of one field: null, bool, int53, int64, double, string, list or struct.
 
-    `present` is true if the last batch has a value, `exact` if a double holds every integer seen so far.
+    `present` is true if the last batch has a value.
     """
 
-    __slots__ = ("_budget", "exact", "fields", "item", "kind", "present")
+    __slots__ = ("_budget", "fields", "item", "kind", "present")
 
     def __init__(self, budget: SchemaBudget) -> None:
         self._budget = budget
         self.kind = "null"
         self.present = False
-        self.exact = True
         self.item: FieldShape | None = None
         self.fields: Fields | None = None
 
-    def widen(self, values: Sequence[Any], depth: int, rows: int) -> None:
-        """Widen the type to fit `values`, at nesting level `depth` in a column of `rows` rows."""
+    def widen(self, values: list[Any], depth: int, rows: int) -> list[Misfit]:
+        """Widen the type to fit `values`, at nesting level `depth` in a column of `rows` rows.
+
+        Returns the values that do not fit. They become null in `values`, or in the objects and lists there.
+        """
         present = [value for value in values if value is not None]
+        kind = self._widened(present, depth)
+        misfits: list[Misfit] = []
+        if kind is None:
+            misfits = self._remove_misfits(values, depth)
+            present = [value for value in values if value is not None]
+            kind = self._widened(present, depth) or self.kind
         self.present = bool(present)
-        kind = self.kind
-        for new in sorted(self._kinds(present)):
-            kind = _wider(kind, new)
-        if kind == "double" and not self.exact:
-            kind = "string"
-        if kind in ("list", "struct") and depth >= MAX_DEPTH:
-            kind = "string"
         if kind != self.kind:
             self.become(kind)
         if self.kind == "list":
-            self._widen_items(flatten(present), depth)
+            misfits += self._widen_items(values, depth)
         elif self.kind == "struct":
-            self._widen_fields(present, depth, rows)
+            misfits += self._widen_fields(values, present, depth, rows)
+        return misfits
 
-    def _kinds(self, values: Sequence[Any]) -> set[str]:
-        kinds = {_KINDS.get(kind, "string") for kind in set(map(type, values))}
-        if "int64" in kinds:
-            integers = values if len(kinds) == 1 else [value for value in values if isinstance(value, int)]
-            low, high = min(integers), max(integers)
-            self.exact = self.exact and max(-low, high) <= EXACT
-            if low < -(2**63) or high >= 2**63:
-                kinds.add("string")
-        return kinds
+    def _widened(self, values: Sequence[Any], depth: int) -> str | None:
+        """Return the narrowest type for `values` and the earlier ones; None if no such type is allowed."""
+        kinds = _kinds(values)
+        kind = self.kind
+        for new in sorted(kinds):
+            kind = _wider(kind, new)
+        if self._budget.widens:
+            return "string" if kind == "integer" or (kind in ("list", "struct") and depth >= MAX_DEPTH) else kind
+        fits = kind != "string" or (kinds == {"string"} and self.kind in ("null", "string")) or not kinds
+        return kind if fits and (kinds.isdisjoint(_NESTED) or depth < MAX_DEPTH) and "integer" not in kinds else None
 
-    def _widen_items(self, items: list[Any], depth: int) -> None:
+    def _remove_misfits(self, values: list[Any], depth: int) -> list[Misfit]:
+        """Set values to None that do not fit the type, or that of most values if there is none yet; return them."""
+        families = Counter(map(_family, values))
+        del families[_FAMILIES[type(None)]]
+        family, kind = max(families, key=families.__getitem__), self.kind
+        misfits: list[Misfit] = []
+        for row, value in enumerate(values):
+            if value is None:
+                continue
+            (new,) = _kinds((value,))
+            wider = _wider(kind, new)
+            fits = new != "integer" and (new not in _NESTED or depth < MAX_DEPTH)
+            if kind == "null":
+                fits = fits and _family(value) == family
+            elif wider == "string":
+                fits = kind == new
+            if not fits:
+                values[row] = None
+                misfits.append((row, "", value))
+            else:
+                kind = wider
+        return misfits
+
+    def _widen_items(self, values: list[Any], depth: int) -> list[Misfit]:
+        items = flatten(values)
         if self.item is None:
             if not self._budget.fields:
-                self.become("string")
-                return
+                return self._refuse(values)
             self._budget.fields -= 1
             self.item = FieldShape(self._budget)
         self._budget.spend(1, len(items))
-        self.item.widen(items, depth + 1, len(items))
+        misfits = self.item.widen(items, depth + 1, len(items))
+        if not misfits:
+            return misfits
+        owners = [(row, at) for row, value in enumerate(values) if value is not None for at in range(len(value))]
+        moved: list[Misfit] = []
+        for item, path, value in misfits:
+            row, at = owners[item]
+            if not path:
+                values[row][at] = None
+            moved.append((row, f"[{at}]{path}", value))
+        return moved
 
-    def _widen_fields(self, present: list[dict[str, Any]], depth: int, rows: int) -> None:
+    def _widen_fields(
+        self, values: list[Any], present: Sequence[dict[str, Any]], depth: int, rows: int
+    ) -> list[Misfit]:
         self.fields = self.fields or Fields(self._budget)
         new = set().union(*present) - self.fields.shapes.keys()
         foreign = not all(isinstance(name, str) for name in new)  # possible in MessagePack
+        misfits: list[Misfit] = []
         if foreign or len(new) > self._budget.fields or _excess(new, len(self.fields.shapes), self._budget.names):
+            if self._budget.widens:
+                return self._refuse(values)
+            misfits = self._remove_excess(values, new)
+        _, inner = self.fields.widen(present, depth + 1, rows)
+        if inner:
+            at = [row for row, value in enumerate(values) if value is not None]
+            misfits += [(at[row], f".{path}", value) for row, path, value in inner]
+        return misfits
+
+    def _remove_excess(self, values: list[Any], new: AbstractSet[Any]) -> list[Misfit]:
+        """Remove the fields of objects that exceed the limits, and return them."""
+        assert self.fields is not None  # noqa: S101  the caller's
+        count, names = len(self.fields.shapes), self._budget.names
+        kept: set[str] = set()
+        for name in dict.fromkeys(chain.from_iterable(value for value in values if value is not None)):
+            if (
+                name in new
+                and isinstance(name, str)
+                and len(kept) < self._budget.fields
+                and _excess({name}, count + len(kept), names) is None
+            ):
+                kept.add(name)
+                names -= len(name.encode())
+        return [
+            (row, f".{name}", value.pop(name))
+            for row, value in enumerate(values)
+            if value is not None
+            for name in [name for name in value if name in new and name not in kept]
+        ]
+
+    def _refuse(self, values: list[Any]) -> list[Misfit]:
+        """Become text; or keep the type, and remove and return all values."""
+        if self._budget.widens:
             self.become("string")
-        else:
-            self.fields.widen(present, depth + 1, rows)
+            return []
+        misfits = [(row, "", value) for row, value in enumerate(values) if value is not None]
+        for row, _, _ in misfits:
+            values[row] = None
+        return misfits
+
+    def known(self) -> Any:
+        """Return the type as in `KnownTypes`; None while there is none."""
+        if self.kind == "list":
+            return None if self.item is None else [self.item.known()]
+        if self.kind == "struct":
+            return {} if self.fields is None else self.fields.known()
+        return None if self.kind == "null" else self.kind
+
+    def learn(self, type_: Any, depth: int) -> None:
+        """Have a type of `KnownTypes`."""
+        kind = "list" if isinstance(type_, list) else "struct" if isinstance(type_, dict) else type_ or "null"
+        if kind != self.kind:
+            self.become("string")  # releases what is nested
+            self.become(kind)
+        if isinstance(type_, list):
+            if self.item is None:
+                self._budget.fields -= 1
+                self.item = FieldShape(self._budget)
+            self.item.learn(type_[0], depth + 1)
+        if isinstance(type_, dict):
+            self.fields = self.fields or Fields(self._budget)
+            self.fields.learn(type_, depth + 1)
 
     def become(self, kind: str) -> None:
         self.kind = kind
@@ -345,8 +507,43 @@ def _by_field(objects: Sequence[dict[str, Any]], names: Collection[str]) -> dict
     return values
 
 
+_NESTED = frozenset(("list", "struct"))
+_FAMILIES: dict[type, str] = {**_KINDS, int: "number", float: "number", type(None): "null"}
+
+
+def _family(value: Any) -> str:
+    """Return the kind of a value, with one kind for all numbers."""
+    return _FAMILIES.get(type(value), "string")
+
+
+def _kinds(values: Sequence[Any]) -> set[str]:
+    """Return the kinds of values, none of them null. Integers are one kind: int53, int64, or `integer` beyond it."""
+    kinds = {_KINDS.get(kind, "string") for kind in set(map(type, values))}
+    if "int53" in kinds:
+        integers = values if len(kinds) == 1 else [value for value in values if isinstance(value, int)]
+        low, high = min(integers), max(integers)
+        if max(-low, high) > EXACT:
+            kinds.remove("int53")
+            kinds.add("int64" if low >= -(2**63) and high < 2**63 else "integer")
+    return kinds
+
+
 def _wider(known: str, kind: str) -> str:
-    """Return the narrowest type that holds both."""
-    if known in ("null", kind):
-        return kind
-    return "double" if {known, kind} == {"int64", "double"} else "string"
+    """Return the narrowest kind that holds both."""
+    return kind if known == "null" else wider(known, kind) or "string"
+
+
+def _by_row(misfits: Sequence[Misfit], rows: int) -> list[dict[str, Any] | None]:
+    """Return the misfits of each row by path."""
+    by_row: list[dict[str, Any] | None] = [None] * rows
+    for row, path, value in misfits:
+        by_row[row] = (by_row[row] or {}) | {path: value}
+    return by_row
+
+
+def _misfit(fields: Mapping[str, Any]) -> str:
+    path, value = next(iter(fields.items()))
+    return f"field {show(path)}: earlier values have another type than {show(value)}; see decode.on_conflict"
+
+
+_RESCUED = ReadColumn(layout.RESCUED, pa.string(), json_texts)

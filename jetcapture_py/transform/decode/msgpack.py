@@ -193,4 +193,4 @@ def make(config: DecodeConfig) -> Decoder:
     """Return the configured decoder. Raises ValueError with one line."""
     if config.columns:
         return ObjectDecoder(config.columns, OBJECT_FORMAT, _special)
-    return InferringDecoder(OBJECT_FORMAT)
+    return InferringDecoder(OBJECT_FORMAT, config.conflict)

@@ -188,7 +188,7 @@ def test_a_table_of_results_writes_no_line_and_moves_no_cursor() -> None:
         assert all(line.isprintable() for line in lines)
 
 
-RESERVED = ("_quarantine", "_watermark", "_streams")
+RESERVED = ("_quarantine", "_watermark", "_streams", "_columns")
 
 
 def test_a_stream_leads_nowhere_either() -> None:

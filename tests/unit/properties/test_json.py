@@ -320,8 +320,8 @@ def test_broken_neighbours_change_no_inferred_row(sent: list[dict[str, Any]], br
     good = [json.dumps(document).encode() for document in sent]
     mixed = [(payload, True) for payload in good] + [(payload, False) for payload in broken]
     chance.shuffle(mixed)
-    alone = InferringDecoder().decode(batch_of([payload for payload, fine in mixed if fine]))
-    beside = InferringDecoder().decode(batch_of([payload for payload, _ in mixed]))
+    alone = InferringDecoder(conflict="widen").decode(batch_of([payload for payload, fine in mixed if fine]))
+    beside = InferringDecoder(conflict="widen").decode(batch_of([payload for payload, _ in mixed]))
     rows = outcomes(beside, len(mixed))
     assert [row for row, (_, fine) in zip(rows, mixed, strict=True) if fine] == outcomes(alone, len(good))
     assert [row for row, (_, fine) in zip(rows, mixed, strict=True) if not fine] == [None] * len(broken)
@@ -342,7 +342,7 @@ def widened(value: Any, to: pa.DataType) -> Any:
 
 @given(st.lists(flat, min_size=1, max_size=4), st.lists(flat, max_size=3))
 def test_what_came_before_widens_a_row_and_no_more(batch: list[dict[str, Any]], before: list[dict[str, Any]]) -> None:
-    decoder = InferringDecoder()
+    decoder = InferringDecoder(conflict="widen")
     decoder.decode(batch_of([json.dumps(document).encode() for document in before]))
     decoded = decoder.decode(batch_of([json.dumps(document).encode() for document in batch]))
     fields = decoded.fields

@@ -86,7 +86,7 @@ def test_values_with_several_rows_keep_their_order() -> None:
 
 def test_fields_called_like_columns_of_the_bucket_are_renamed_without_a_collision() -> None:
     value = b'{"Operation": "sum", "operation_": "x", "revision": "v2", "key_name": 5, "key": 6}'
-    found = BucketDecoder(InferringDecoder()).decode(entries(("$KV.s.a", value, PUT)))
+    found = BucketDecoder(InferringDecoder(conflict="widen")).decode(entries(("$KV.s.a", value, PUT)))
     renamed = {"Operation_": "sum", "operation__": "x", "revision_": "v2", "key_name_": 5, "key_": 6}
     assert found.fields.to_pylist() == [{"key_name": "a", "operation": "put", "revision": 7, **renamed}]
     assert found.columns is not None

@@ -203,7 +203,7 @@ def test_rows_are_brought_together_by_bundle_and_bucket_with_their_keys_as_a_col
 
 def test_decoded_fields_follow_the_envelope_and_take_the_place_of_none_of_ours() -> None:
     payload = b'{"key": "k", "bundle": 1, "reply": "stolen", "_nats_reply": "too"}'
-    prepared = prepare(payload, decoder=InferringDecoder(), key="own", bundles=4)
+    prepared = prepare(payload, decoder=InferringDecoder(conflict="widen"), key="own", bundles=4)
     ours = [*(name for name in layout.ENVELOPE if name != layout.STREAM), REPLY, layout.KEY]
     names = prepared.rows.schema.names
     assert names[: len(ours)] == ours

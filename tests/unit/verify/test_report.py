@@ -150,7 +150,9 @@ def test_json_has_what_programs_read_by_these_names() -> None:
     assert (data["verdict"], data["exit_code"]) == ("incomplete", 1)
     assert data["watermark"] == {"seq": 1_234_567, "time": "2026-05-01T12:00:00Z"}
     counts = {"stored": 1_234_567, "missing": 5, "compared": None, "objects": 3, "damaged_objects": 2, "bytes": 4096}
-    assert data["counts"] == counts | dict.fromkeys(("duplicates", "quarantined", "older", "expired", "erased"), 0)
+    assert data["counts"] == counts | dict.fromkeys(
+        ("duplicates", "quarantined", "older", "rescued", "expired", "erased"), 0
+    )
     holes, damage = data["findings"]
     times = {"first_time": "2026-05-01T12:00:01Z", "last_time": "2026-05-01T12:00:05Z"}
     assert holes["ranges"] == [{"first": 1, "last": 5, "messages": 5, **times}]

@@ -17,7 +17,7 @@ from tests.support.batches import batch_of, outcomes
 def decode(*documents: Any, by: InferringDecoder | None = None) -> pa.RecordBatch:
     """The fields of `documents`, all of which are decoded; a bytes object is a payload as it is."""
     payloads = [each if isinstance(each, bytes) else json.dumps(each).encode() for each in documents]
-    decoded = (by or InferringDecoder()).decode(batch_of(payloads))
+    decoded = (by or InferringDecoder(conflict="widen")).decode(batch_of(payloads))
     assert decoded.failures == ()
     return decoded.fields
 
@@ -67,14 +67,14 @@ WIDENED: list[tuple[list[list[Any]], list[Any]]] = [
 
 def test_a_column_widens_to_what_holds_all_its_values() -> None:
     for batches, expected in WIDENED:
-        decoder = InferringDecoder()
+        decoder = InferringDecoder(conflict="widen")
         columns = [decode(*({"x": value} for value in values), by=decoder).column("x") for values in batches]
         assert columns[-1].to_pylist() == expected
 
 
 def test_a_number_that_is_too_large_fails_alone() -> None:
     payloads = [b'{"x": 1}', b'{"x": 1e400}', b'{"x": ' + b"9" * 5000 + b"}", b'{"x": 2}']
-    rows = outcomes(InferringDecoder().decode(batch_of(payloads)), 4)
+    rows = outcomes(InferringDecoder(conflict="widen").decode(batch_of(payloads)), 4)
     assert rows == [{"x": 1}, None, None, {"x": 2}]
 
 
@@ -95,23 +95,23 @@ def test_what_cannot_be_reconciled_is_json_text() -> None:
 def test_what_holds_nothing_gives_no_column() -> None:
     fields = decode({"a": None, "b": {}, "c": [], "d": [None, {}], "e": {"f": None}, "g": 1})
     assert fields.schema.names == ["g"]
-    decoded = InferringDecoder().decode(batch_of([b"{}", b"[]", b'{"a": null}']))
+    decoded = InferringDecoder(conflict="widen").decode(batch_of([b"{}", b"[]", b'{"a": null}']))
     assert decoded.fields.num_columns == 0
     assert outcomes(decoded, 3) == [{}, None, {}]
-    assert InferringDecoder().decode(batch_of([b"{}"])).messages is None
+    assert InferringDecoder(conflict="widen").decode(batch_of([b"{}"])).messages is None
 
 
 def test_names_that_spark_takes_for_one_are_kept_apart_at_every_level() -> None:
     fields = decode({"id": 1, "ID": 2, "Id": 3, "s": {"A": 1, "a": 2, "": 3}, "key": 4, "key_": 5, "_nats_seq": 6})
     nested = {"_": 3, "A": 1, "a_": 2}
     assert fields.to_pylist() == [{"ID": 2, "Id_": 3, "id__": 1, "s": nested, "key_": 4, "key__": 5, "_nats_seq_": 6}]
-    decoder = InferringDecoder()
+    decoder = InferringDecoder(conflict="widen")
     decode({"id": 1}, by=decoder)
     assert decode({"id": 1, "ID": 2}, by=decoder).to_pylist() == [{"id": 1, "ID_": 2}]
 
 
 def test_a_batch_has_the_columns_with_a_value_in_it_and_names_all_known_ones() -> None:
-    decoder = InferringDecoder()
+    decoder = InferringDecoder(conflict="widen")
     decode({"a": 1, "s": {"x": 1, "y": [{"u": 1, "v": 2}]}}, by=decoder)
     decoded = decoder.decode(batch_of([b'{"b": "x", "s": {"y": [{"v": 3}, {}]}}', b'{"a": null}']))
     assert decoded.fields.to_pylist() == [{"s": {"y": [{"v": 3}, {"v": None}]}, "b": "x"}, {"s": None, "b": None}]
@@ -129,7 +129,7 @@ EMPTY: list[tuple[Any, Any]] = [
 
 def test_what_is_empty_differs_from_what_is_missing_once_the_column_is_known() -> None:
     for before, after in EMPTY:
-        decoder = InferringDecoder()
+        decoder = InferringDecoder(conflict="widen")
         decode(before, by=decoder)
         empty, missing = decode(after, {}, by=decoder).column("s").to_pylist()
         assert empty is not None
@@ -137,7 +137,7 @@ def test_what_is_empty_differs_from_what_is_missing_once_the_column_is_known() -
 
 
 def test_more_than_a_thousand_columns_fail_the_messages_that_bring_them() -> None:
-    decoder = InferringDecoder()
+    decoder = InferringDecoder(conflict="widen")
     payloads = [json.dumps({f"c{i}": i}).encode() for i in range(1005)]
     decoded = decoder.decode(batch_of([*payloads, b'{"c0": 1, "new": 2}', b'{"c0": 1, "c999": 2}']))
     assert decoded.fields.num_columns == 1000
@@ -148,7 +148,7 @@ def test_more_than_a_thousand_columns_fail_the_messages_that_bring_them() -> Non
 
 
 def test_no_message_makes_the_schema_grow_without_end() -> None:
-    decoder = InferringDecoder()
+    decoder = InferringDecoder(conflict="widen")
     monster = {f"c{i}": {f"f{j}": j for j in range(100)} for i in range(200)}
     row = decode(monster, by=decoder).to_pylist()[0]
     assert [value if isinstance(value, dict) else json.loads(value) for value in row.values()] == list(monster.values())
@@ -157,7 +157,7 @@ def test_no_message_makes_the_schema_grow_without_end() -> None:
 
 
 def test_a_name_too_long_for_a_column_fails_its_message_alone() -> None:
-    decoder = InferringDecoder()
+    decoder = InferringDecoder(conflict="widen")
     payloads = [b'{"a": 1}', json.dumps({"a": 2, "é" * 501: 1}).encode(), json.dumps({"x" * 1000: 3}).encode()]
     decoded = decoder.decode(batch_of(payloads))
     assert [(each.index, each.stage) for each in decoded.failures] == [(1, "schema")]
@@ -166,7 +166,7 @@ def test_a_name_too_long_for_a_column_fails_its_message_alone() -> None:
 
 
 def test_names_that_are_too_long_together_fail_the_messages_that_bring_them() -> None:
-    decoder = InferringDecoder()
+    decoder = InferringDecoder(conflict="widen")
     payloads = [json.dumps({f"{i:04}" + "x" * 990: i}).encode() for i in range(300)]
     decoded = decoder.decode(batch_of([*payloads, b'{"a": 1}']))
     assert [each.index for each in decoded.failures] == list(range(263, 300))
@@ -176,7 +176,7 @@ def test_names_that_are_too_long_together_fail_the_messages_that_bring_them() ->
 
 
 def test_objects_that_became_json_text_leave_their_room_to_others() -> None:
-    decoder = InferringDecoder()
+    decoder = InferringDecoder(conflict="widen")
     for turn in range(30):  # 990 fields each, of the 10,000 that there is room for
         decode({f"s{turn}": {f"k{i}": [i] for i in range(495)}}, by=decoder)
         decode({f"s{turn}": "text"}, by=decoder)
@@ -195,7 +195,7 @@ def test_levels_of_lists_take_room_as_fields_do() -> None:
 
 
 def test_few_wide_messages_among_many_small_ones_come_in_smaller_batches() -> None:
-    decoder = InferringDecoder()
+    decoder = InferringDecoder(conflict="widen")
     wide = json.dumps({"n": {f"k{i}": {f"f{j}": j for j in range(99)} for i in range(99)}}).encode()
     batch = batch_of([wide, *([b'{"a": 1}'] * 5000)])
     with pytest.raises(BatchTooWideError):
@@ -207,7 +207,7 @@ def test_few_wide_messages_among_many_small_ones_come_in_smaller_batches() -> No
 def test_a_message_whose_columns_are_too_large_fails_alone() -> None:
     items = [{f"f{j}": j for j in range(999)}, *({"f1": 1} for _ in range(10_000))]
     payloads = [json.dumps({"a": 1, "l": items}).encode(), b"not JSON"]
-    decoded = InferringDecoder().decode(batch_of(payloads))
+    decoded = InferringDecoder(conflict="widen").decode(batch_of(payloads))
     assert [each.stage for each in decoded.failures] == ["schema", "decode"]
     assert "declare decode.columns" in decoded.failures[0].error
 
@@ -220,7 +220,7 @@ def test_a_long_list_is_no_larger_in_a_column_than_in_its_message() -> None:
 def test_deep_nesting_is_kept_as_json_text_or_fails_alone() -> None:
     for opening, closing in (("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")):
         texts = [opening * depth + "1" + closing * depth for depth in [3, 40, 300, *range(430, 1100, 21), 10_000]]
-        decoded = InferringDecoder().decode(batch_of([f'{{"x": {text}}}'.encode() for text in texts]))
+        decoded = InferringDecoder(conflict="widen").decode(batch_of([f'{{"x": {text}}}'.encode() for text in texts]))
         rows = outcomes(decoded, len(texts))
         for text, row in zip(texts, rows, strict=True):
             assert row is None or _text_of(row["x"]) == text

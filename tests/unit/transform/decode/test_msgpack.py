@@ -19,7 +19,7 @@ STAMP = datetime(2026, 1, 31, 12, 0, 0, 123_456, UTC)
 
 
 def test_inferred_columns_have_the_types_of_messagepack() -> None:
-    decoder = InferringDecoder(OBJECT_FORMAT)
+    decoder = InferringDecoder(OBJECT_FORMAT, "widen")
     documents = [
         {"i": 1, "b": b"\xff", "t": msgpack.Timestamp.from_datetime(STAMP), "n": {"x": 1.5}, "l": [b"a"]},
         {"i": 2, "n": {1: 2}, "e": msgpack.ExtType(5, b"hi")},

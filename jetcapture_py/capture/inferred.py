@@ -1,0 +1,93 @@
+"""Keep the types of inferred columns in the archive, so that restarts and other replicas have the same ones."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from jetcapture_py.archive.inferred import InferredColumns, KnownTypes, merged, path, text
+from jetcapture_py.config.model import Config
+from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.log import event
+from jetcapture_py.store import NoteStore, change_note, configured_store, notes_of, read_inferred
+from jetcapture_py.transform.batch import Decoder
+from jetcapture_py.transform.decode.json_inferred import InferringDecoder
+
+log = logging.getLogger("jetcapture.capture")
+
+Call = Callable[..., Awaitable[Any]]
+"""Calls a function of a store in a thread."""
+
+
+def inferring(decoder: Decoder | None) -> InferringDecoder | None:
+    """Return the decoder that infers columns, inside others or not; None without one, or if columns follow messages."""
+    while decoder is not None and not isinstance(decoder, InferringDecoder):
+        decoder = getattr(decoder, "decoder", None)
+    return None if decoder is None or decoder.conflict == "widen" else decoder
+
+
+def learn_archived(decoder: Decoder, config: Config) -> None:
+    """Have the decoder keep the types of the configuration's archive, if it has any that can be read."""
+    source = config.source
+    if (inner := inferring(decoder)) is not None:
+        with suppress(JetcaptureError):
+            notes = notes_of(configured_store(config.store), config.store.url)
+            inner.learn(read_inferred(notes, source.stream, source.consumer))
+
+
+class InferredTypes:
+    """The types of one capture. Without `notes`, or without inferred columns, nothing is kept."""
+
+    def __init__(self, notes: NoteStore | None, stream: str, consumer: str, decoder: Decoder, call: Call) -> None:
+        self._notes, self._stream, self._consumer, self._call = notes, stream, consumer, call
+        self._decoder = inferring(decoder)
+        self._kept: KnownTypes = {}
+
+    async def read(self) -> None:
+        """Have the decoder keep the archive's types; if they cannot be read, log it, and infer them again."""
+        if self._decoder is None or self._notes is None:
+            return
+        try:
+            self._kept = await self._call(read_inferred, self._notes, self._stream, self._consumer)
+        except JetcaptureError as error:
+            event(log, logging.WARNING, "columns.failed", error=error)
+            return
+        self._decoder.learn(self._kept)
+
+    async def write(self) -> None:
+        """Add new types to the archive, and take over those of other replicas; log columns whose type has changed.
+
+        A failure is logged and retried with the next call.
+        """
+        decoder, notes = self._decoder, self._notes
+        if decoder is None or notes is None or decoder.types == self._kept:
+            return
+        own = decoder.types
+        types: dict[str, Any] = {}
+
+        def change(data: bytes | None) -> bytes | None:
+            types.clear()
+            with suppress(JetcaptureError):  # a damaged file is replaced
+                types.update({} if data is None else self._decoded(data))
+            types.update(merged(dict(types), own))
+            new = InferredColumns(stream=self._stream, consumer=self._consumer, types=types).encode()
+            return None if new == data else new
+
+        try:
+            await self._call(change_note, notes, path(self._stream, self._consumer), change)
+        except JetcaptureError as error:
+            event(log, logging.WARNING, "columns.failed", error=error)
+            return
+        for column, type_ in types.items():
+            for before in (self._kept.get(column), own.get(column)):
+                if before is not None and text(before) != text(type_):
+                    event(log, logging.INFO, "column.changed", column=column, was=text(before), type=text(type_))
+                    break
+        self._kept = types
+        if types != own:
+            decoder.learn(types)
+
+    def _decoded(self, data: bytes) -> KnownTypes:
+        return InferredColumns.decode(data, self._stream, path(self._stream, self._consumer)).types
