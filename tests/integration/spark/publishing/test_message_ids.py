@@ -1,31 +1,33 @@
 """What is published for each kind of row, byte for byte: ids deduplicate against earlier replays and writes.
 
 `message_ids.json` was written by version 0.1.0. It has the subject, the header block and the payload of each message.
+Headers that instruct a server are not repeated with an archived message, neither by a replay nor by the sink.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import nats
 import pyarrow as pa
 import pytest
 
 from jetcapture_py.archive import layout
 from spark_jobs.archive import read_archive
-from spark_jobs.replay import replay
+from spark_jobs.replay import main, replay
 from spark_jobs.replaying.origin import origin_of
-from tests.integration.spark.conftest import HOUR
-from tests.support.archives import Archive
-from tests.support.replays import add_stream, stored
+from tests.integration.spark.conftest import HOUR, Archive
+from tests.support.nats_server import NatsServer
+from tests.support.replays import add_stream, ask, stored
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tests.support.nats_server import NatsServer
 
 pytestmark = pytest.mark.spark
 
@@ -132,3 +134,79 @@ def published(server: NatsServer, stream: str) -> list[list[str]]:
     shown = [[message.subject, *(data.decode("latin-1") for data in message[1:])] for message in messages]
     save = re.compile(r"(?<=Nats-Msg-Id: )[0-9a-f]{32}(?=:\d+:\d+:)")
     return sorted([subject, save.sub(SAVE, headers), payload] for subject, headers, payload in shown)
+
+
+EVERYTHING = {
+    "allow_rollup_hdrs": True,
+    "allow_msg_ttl": True,
+    "allow_msg_schedules": True,
+    "allow_atomic": True,
+    "allow_batched": True,
+    "subject_delete_marker_ttl": 1_000_000_000,
+}
+LATER = {"Nats-Schedule": "@at 2090-01-01T00:00:00Z", "Nats-Schedule-Target": "all.target"}
+INSTRUCTIONS: tuple[dict[str, str], ...] = (
+    {"Nats-Rollup": "all"},
+    {"Nats-Rollup": "sub"},
+    {"nats-rollup": "all"},
+    {"Nats-TTL": "876000h"},
+    {"Nats-Msg-Id": "other-7"},
+    {"Nats-Expected-Stream": "ELSEWHERE"},
+    {"Nats-Expected-Last-Sequence": "5"},
+    {"Nats-Expected-Last-Subject-Sequence": "5", "Nats-Expected-Last-Subject-Sequence-Subject": "all.1"},
+    {"Nats-Expected-Last-Msg-Id": "none"},
+    {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "1"},
+    {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "1", "Nats-Batch-Commit": "1"},
+    {**LATER, "Nats-Schedule-TTL": "1s", "Nats-Schedule-Rollup": "sub", "Nats-Schedule-Time-Zone": "UTC"},
+    {**LATER, "Nats-Schedule-Source": "all.source"},
+    {"Nats-Schedule-Next": "purge", "Nats-Scheduler": "all.schedule"},
+    {"Nats-Incr": "+1", "Nats-Counter-Sources": '{"S": {"all.1": "5"}}'},
+    {"Nats-Marker-Reason": "MaxAge"},
+    {"Nats-Stream-Source": "S 5 > > all.1"},
+    {"Nats-Trace-Dest": "trace", "Nats-Trace-Only": "true", "Nats-Trace-Hop": "1"},
+    {"Nats-Required-Api-Level": "99", "Nats-Request-Info": '{"acc": "OTHER"}'},
+)
+
+
+def hold_others(server: NatsServer) -> None:
+    """Store 300 messages, and a schedule, under the subjects that the archive's messages will have."""
+
+    async def publish() -> None:
+        nc = await nats.connect(server.url)
+        await nc.jetstream().publish("all.schedule", b"later", headers=LATER)
+        for number in range(300):
+            await nc.jetstream().publish(f"all.{number % 50}", b"other", headers={"Nats-Msg-Id": f"other-{number}"})
+        await nc.close()
+
+    asyncio.run(publish())
+
+
+def test_no_instruction_of_an_archive_reaches_a_stream_that_would_obey(
+    spark: SparkSession, archive: Archive, nats_server: Callable[..., NatsServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = nats_server()
+    ask(server.url, "STREAM.CREATE.ALL", {"name": "ALL", "subjects": ["all.>"], "storage": "file", **EVERYTHING})
+    hold_others(server)
+    others, seqs = stored(server.url, "ALL"), range(1, 401)
+    given = [{**INSTRUCTIONS[seq % len(INSTRUCTIONS)], "Kept": str(seq)} for seq in seqs]
+    archive.write(
+        seqs,
+        headers=[[(name, [value]) for name, value in headers.items()] for headers in given],
+        columns={"_nats_subject": [f"all.{seq % 50}" for seq in seqs]},
+    )
+    raw = b"NATS/1.0\r\nno colon\r\nNats-Rollup: all\r\nKept: 401\r\n\r\n"
+    archive.write([401], quarantine=True, subject="all.1", raw_headers=[raw], stage=["headers"])
+    arguments = [archive.url, "ORDERS", "--servers", server.url, "--replay-id", "r"]
+    assert main([*arguments, "--dry-run"]) == 0
+    assert "\nwithout headers that are instructions to a server, in 400 messages\n" in capsys.readouterr().out
+    assert main([*arguments, "--tasks", "1"]) == 0
+    assert main([*arguments, "--tasks", "1", "--quarantine"]) == 0
+    frame = read_archive(spark, archive.url, "ORDERS").select("_nats_subject", "_nats_payload", "_nats_headers")
+    frame.coalesce(1).write.format("nats").option("servers", server.url).mode("append").save()
+    messages = stored(server.url, "ALL")
+    assert messages[: len(others)] == others
+    again = messages[len(others) :]
+    assert [message.header("Kept") for message in again] == [str(seq) for seq in (*seqs, 401, *seqs)]
+    names = {line.partition(b":")[0].decode() for message in again for line in message.lines}
+    provenance = {f"Jetcapture-{name}" for name in ("Stream", "Sequence", "Timestamp", "Replay")}
+    assert names == {"Kept", "no colon", "Nats-Msg-Id", *provenance}

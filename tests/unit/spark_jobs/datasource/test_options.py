@@ -83,34 +83,20 @@ def test_a_secret_is_in_no_message_and_in_no_text_of_the_options() -> None:
     assert "hunter2" not in repr(parse(WriteOptions, login))
 
 
+JSON, LONG = {"format": "json"}, st.LongType()
+ITEMS, INNER = st.ArrayType(LONG, containsNull=False), st.StructType().add("a:b", LONG)
 UNREADABLE: tuple[tuple[dict[str, str], st.StructField, str], ...] = (
     ({}, st.StructField("_NATS_SEQ", st.StringType()), "column _NATS_SEQ: its type is bigint"),
-    ({}, st.StructField("id", st.LongType()), "format raw has no column id; format json decodes it from the payload"),
-    (
-        {"format": "json"},
-        st.StructField("_nats_seq", st.LongType()),
-        "format json: no column to decode: declare them in option columns, or in the schema",
-    ),
-    (
-        {"format": "json"},
-        st.StructField("id", st.LongType(), nullable=False),
-        "column id: published data cannot be declared NOT",
-    ),
-    (
-        {"format": "json"},
-        st.StructField("ids", st.ArrayType(st.LongType(), containsNull=False)),
-        "column ids: cannot be read as array<bigint>",
-    ),
-    ({"format": "json"}, st.StructField("at", st.TimestampNTZType()), "column at: cannot be read as timestamp_ntz"),
-    ({"format": "json"}, st.StructField("s", st.StructType([st.StructField("a:b", st.LongType())])), "column s: "),
-    ({"format": "avro"}, st.StructField("a", st.LongType()), "schema: required with decode.format avro"),
-    (
-        {"format": "json", "rows": "container"},
-        st.StructField("a", st.LongType()),
-        "rows: container is only for decode.format",
-    ),
-    ({"format": "json", "maxInflated": "x"}, st.StructField("a", st.LongType()), "maxInflated: expected a size"),
-    ({"format": "csv", "delimiter": "ab"}, st.StructField("a", st.LongType()), "delimiter: expected a character"),
+    ({}, st.StructField("id", LONG), "format raw has no column id; format json decodes it from the payload"),
+    (JSON, st.StructField("_nats_seq", LONG), "format json: no column to decode: declare them in option columns, or"),
+    (JSON, st.StructField("id", LONG, nullable=False), "column id: published data cannot be declared NOT"),
+    (JSON, st.StructField("ids", ITEMS), "column ids: cannot be read as array<bigint>"),
+    (JSON, st.StructField("at", st.TimestampNTZType()), "column at: cannot be read as timestamp_ntz"),
+    (JSON, st.StructField("s", INNER), "column s: "),
+    ({"format": "avro"}, st.StructField("a", LONG), "schema: required with decode.format avro"),
+    (JSON | {"rows": "container"}, st.StructField("a", LONG), "rows: container is only for decode.format"),
+    (JSON | {"maxInflated": "x"}, st.StructField("a", LONG), "maxInflated: expected a size"),
+    ({"format": "csv", "delimiter": "ab"}, st.StructField("a", LONG), "delimiter: expected a character"),
 )
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jetcapture_py.archive.messages import MessageSet
-from spark_jobs.replaying.missing import lost_messages
+from jetcapture_py.errors import JetcaptureError
+from spark_jobs.publishing.prepare import TIME
+from spark_jobs.replaying.missing import ROLLUP, StreamTail, check_overwritten, lost_messages
 
 NOTHING = np.zeros(0, np.int64)
 
@@ -43,6 +48,24 @@ def test_what_was_overtaken_by_new_messages_is_lost_whether_these_are_archived_o
 
 def test_what_the_server_reports_as_lost_is_lost() -> None:
     assert lost(pairs((1, 10), (2, 20), (3, 30)), pairs((1, 10), (3, 30)), 3, np.array([2, 3])) == [(2, 20)]
+
+
+def test_older_messages_do_not_replace_newer_ones() -> None:
+    missing = pa.table({TIME: [10, 20], ROLLUP: [False, True]})
+    for newest, keeps_latest, kept, why in (
+        (11, True, (), "limits the messages of a subject"),
+        (11, False, ("Nats-Rollup",), "has lost rollups"),
+        (10, True, ("Nats-Rollup",), None),
+        (11, False, (), None),
+    ):
+        tail = cast("StreamTail", SimpleNamespace(stream="S", newest=newest, keeps_latest=keeps_latest))
+        if why is None:
+            check_overwritten(tail, missing, kept)
+            continue
+        with pytest.raises(
+            JetcaptureError, match=f"^stream S {why} and has taken .* since it lost 2 messages: older ones"
+        ):
+            check_overwritten(tail, missing, kept)
 
 
 @given(st.data())
