@@ -1,4 +1,4 @@
-"""Commands without a process of their own: run here, or only checked for arguments that they understand."""
+"""Commands: run as a process or here, or only checked for arguments that they understand."""
 
 from __future__ import annotations
 
@@ -23,6 +23,12 @@ def jetcapture(*words: object) -> subprocess.CompletedProcess[str]:
         with pytest.raises(SystemExit) as ended:
             main()
     return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), output.getvalue(), errors.getvalue())
+
+
+def process(*command: object, **how: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command as a process; the exit code and what was printed. `how` are arguments of `subprocess.run`."""
+    words = [*map(str, command)]
+    return subprocess.run(words, capture_output=True, text=True, check=False, **{"timeout": 600, **how})
 
 
 def check_jetcapture(words: list[str]) -> None:

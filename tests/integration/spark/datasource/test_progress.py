@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from jetcapture_py.archive.incarnations import Origin
-from jetcapture_py.config.model import NatsConfig
 from jetcapture_py.errors import SourceError
-from jetcapture_py.restoring.command import prepare, restore
 from spark_jobs.datasource import offsets
 from spark_jobs.datasource.offsets import split
-from tests.integration.spark.live import Live, Query
-from tests.support.restores import request
-from tests.support.running import STREAM, capture_all, config
+from tests.integration.spark.live import Captured, Live
 
 
 def test_batches_follow_each_other_without_a_gap_and_without_one_for_nothing(live: Live) -> None:
@@ -31,18 +25,30 @@ def test_batches_follow_each_other_without_a_gap_and_without_one_for_nothing(liv
         assert query.end is not None
         assert query.end.pop("message")[0] == 15
         assert query.end == {"stream": "ORDERS", "created": query.start["created"], "seq": 16}
+        live.fill(3)
+        live.delete(16, 17, 18)
+        assert query.batch() is None
+        with (
+            live.query(startingOffsets="last") as last,
+            live.query(startingOffsets="last", subjects="orders.*") as some,
+        ):
+            assert [last.batch(), some.batch(), last.batch(), some.batch()] == [[15], [15], None, None]
+            live.fill(1)
+            assert query.batch() == last.batch() == some.batch() == [19]
+    live.do(lambda stream: stream.add_stream(name="OTHER", subjects=["other.>"]))
+    with live.query(query.end, stream="OTHER", failOnDataLoss="false") as other:
+        error = "the checkpoint is one of stream ORDERS, not of OTHER: give every query a checkpointLocation of its own"
+        with pytest.raises(SourceError, match=error):
+            other.plan()
+        other.next_end = other.start  # what Spark has in its log of a batch that was interrupted
+        with pytest.raises(SourceError, match=error):
+            other.run()
 
 
 def test_a_query_begins_as_the_deliver_policy_says_and_then_goes_on(live: Live) -> None:
     live.send([(f"orders.{name}", b"") for name in "aabcca"])
-    firsts = {
-        "earliest": [1, 2, 3, 4, 5, 6],
-        "latest": [],
-        "new": [],
-        "last": [6],
-        "4": [4, 5, 6],
-        "last_per_subject": [3, 5, 6],
-    }
+    firsts: dict[str, list[int]] = {"earliest": [1, 2, 3, 4, 5, 6], "latest": [], "new": [], "last": [6]}
+    firsts |= {"4": [4, 5, 6], "last_per_subject": [3, 5, 6]}
     with ExitStack() as stack:
         queries = {start: stack.enter_context(live.query(startingOffsets=start)) for start in firsts}
         assert {start: query.batch() for start, query in queries.items()} == firsts
@@ -51,73 +57,30 @@ def test_a_query_begins_as_the_deliver_policy_says_and_then_goes_on(live: Live) 
             assert {start: query.batch() for start, query in queries.items()} == dict.fromkeys(firsts, then)
 
 
-def test_the_most_sequences_of_a_batch_are_respected(live: Live) -> None:
-    live.fill(10)
-    with live.query(maxOffsetsPerTrigger="4") as query:
-        assert [query.batch() for _ in range(4)] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10], None]
-
-
-def leave(live: Live, seqs: Collection[int]) -> None:
-    """Have a stream with these of a thousand sequences."""
-    live.send((f"orders.{'left' if seq in seqs else 'gone'}", b"") for seq in range(1, 1001))
-    live.purge(subject="orders.gone")
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gaps are looked for as long as it takes."""
+def test_a_limited_batch_of_a_rare_subject_counts_its_messages(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offsets, "GAP_SEARCH_TIME", 3600.0)
-
-
-@pytest.mark.usefixtures("patient")
-def test_a_limited_batch_of_a_rare_subject_counts_its_messages(live: Live) -> None:
     live.send([("orders.rare" if number % 100 == 99 else "orders.often", b"") for number in range(300)])
     for subjects in ("orders.rare", "orders.rare,orders.never"):
         with live.query(subjects=subjects, maxOffsetsPerTrigger="2") as query:
             assert [query.batch() for _ in range(3)] == [[100, 200], [300], None]
 
 
-def test_a_limited_batch_skips_a_gap_however_little_time_there_is(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offsets, "GAP_SEARCH_TIME", 0.0)
-    leave(live, [1, 1000])
-    with live.query(maxOffsetsPerTrigger="10") as query:
-        assert [query.batch() for _ in range(3)] == [[1], [1000], None]
-
-
-@pytest.mark.usefixtures("patient")
-def test_gaps_do_not_count_in_a_limited_batch(live: Live) -> None:
+def test_gaps_do_not_count_in_a_limited_batch_unless_there_is_no_time_to_look_for_them(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
     left = [1, 2, 3, 4, 300, 301, 500, *range(990, 996), 1000]
-    leave(live, left)
+    live.send((f"orders.{'left' if seq in left else 'gone'}", b"") for seq in range(1, 1001))
+    live.purge(subject="orders.gone")
+    monkeypatch.setattr(offsets, "GAP_SEARCH_TIME", 3600.0)
     with live.query(maxOffsetsPerTrigger="5") as query:
-        batches = [query.batch() for _ in range(5)]
-    assert batches[-1] is None
-    read = [batch for batch in batches if batch]
-    assert [seq for batch in read for seq in batch] == left
-    assert max(map(len, read)) <= 5
-    assert len(read) <= 4
-
-
-def test_the_last_message_is_found_when_later_ones_were_deleted(live: Live) -> None:
-    live.fill(10)
-    live.delete(9, 10)
-    with ExitStack() as stack:
-        chosen: list[dict[str, str]] = [{}, {"subjects": ">"}, {"subjects": "orders.*"}]
-        queries = [stack.enter_context(live.query(startingOffsets="last", **subjects)) for subjects in chosen]
-        for expected in ([8], None):
-            assert [query.batch() for query in queries] == [expected] * 3
-        live.fill(2)
-        assert [query.batch() for query in queries] == [[11, 12]] * 3
-
-
-def test_deleted_messages_at_the_end_make_no_batches(live: Live) -> None:
-    live.fill(10)
-    with live.query() as query:
-        assert query.batch() == list(range(1, 11))
-        live.fill(3)
-        live.delete(11, 12, 13)
-        assert query.batch() is None
-        live.fill(1)
-        assert query.batch() == [14]
+        batches = [query.batch() or [] for _ in range(5)]
+    assert [seq for batch in batches for seq in batch] == left
+    assert max(map(len, batches)) <= 5
+    assert batches[-1] == []
+    monkeypatch.setattr(offsets, "GAP_SEARCH_TIME", 0.0)
+    live.purge(seq=995)
+    with live.query(startingOffsets="995", maxOffsetsPerTrigger="2") as query:
+        assert [query.batch() for _ in range(3)] == [[995], [1000], None]
 
 
 def test_other_subjects_make_no_batches_until_the_stream_might_forget_the_place(live: Live) -> None:
@@ -135,12 +98,32 @@ def test_other_subjects_make_no_batches_until_the_stream_might_forget_the_place(
         assert query.batch() == [211]
 
 
-def test_available_now_ends_with_what_was_there_when_it_began(live: Live) -> None:
+def test_a_limited_query_reads_what_was_there_when_it_began_and_messages_that_are_gone_end_it_or_are_skipped(
+    live: Live,
+) -> None:
     live.fill(10)
-    with live.query(maxOffsetsPerTrigger="6") as query:
+    with live.query(maxOffsetsPerTrigger="4") as query:
         query.reader.prepareForTriggerAvailableNow()
-        live.fill(10)
-        assert [query.batch() for _ in range(3)] == [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10], None]
+        live.fill(2)
+        assert query.batch() == [1, 2, 3, 4]
+        live.purge(seq=8)
+        with pytest.raises(SourceError, match="messages 5 to 7 of stream ORDERS are gone: it starts at 8"):
+            query.batch()
+        with live.query(query.end, failOnDataLoss="false") as patient:
+            assert patient.batch() == [8, 9, 10, 11, 12]
+            live.purge()
+            live.fill(2)
+            assert patient.batch() == [13, 14]
+    with live.query(maxOffsetsPerTrigger="4") as query:
+        query.reader.prepareForTriggerAvailableNow()
+        live.fill(4)
+        assert [query.batch() for _ in range(2)] == [[13, 14], None]
+    with live.query(startingOffsets="30") as query, pytest.raises(SourceError, match="ends at 18, before 30"):
+        query.batch()
+    with live.query(startingOffsets="30", failOnDataLoss="false") as query:
+        assert query.batch() == []
+        live.fill(1)
+        assert query.batch() == [19]
 
 
 def test_a_query_killed_in_its_first_batch_reads_that_batch_again(live: Live) -> None:
@@ -161,31 +144,6 @@ def test_a_query_killed_in_its_first_batch_reads_that_batch_again(live: Live) ->
     assert read == {"latest": [*range(4, 13)], "last": [*range(3, 13)], "last_per_subject": [*range(8, 13)]}
 
 
-def test_a_query_goes_on_where_its_checkpoint_says(live: Live) -> None:
-    live.fill(5)
-    with live.query(startingOffsets="latest") as query:
-        assert query.batch() == []
-        live.fill(5)
-        assert query.batch() == [6, 7, 8, 9, 10]
-    live.fill(5)
-    with Query(live.read_options(startingOffsets="earliest"), query.end) as restarted:
-        assert restarted.batch() == [11, 12, 13, 14, 15]
-
-
-def test_messages_that_are_gone_end_the_query_or_are_skipped(live: Live) -> None:
-    live.fill(10)
-    with live.query(maxOffsetsPerTrigger="4") as query:
-        assert query.batch() == [1, 2, 3, 4]
-        live.purge(seq=8)
-        with pytest.raises(SourceError, match="messages 5 to 7 of stream ORDERS are gone: it starts at 8"):
-            query.batch()
-    with Query(live.read_options(failOnDataLoss="false"), query.end) as patient:
-        assert patient.batch() == [8, 9, 10]
-        live.purge()
-        live.fill(2)
-        assert patient.batch() == [11, 12]
-
-
 def test_a_stream_created_again_ends_the_query(live: Live) -> None:
     live.fill(10)
     with live.query() as query, live.query(failOnDataLoss="false") as patient:
@@ -198,73 +156,33 @@ def test_a_stream_created_again_ends_the_query(live: Live) -> None:
                     each.batch()
 
 
-def test_a_checkpoint_of_another_stream_is_refused(live: Live) -> None:
-    live.fill(3)
-    live.do(lambda stream: stream.add_stream(name="OTHER", subjects=["other.>"]))
-    with live.query() as query:
-        assert query.batch() == [1, 2, 3]
-    with Query(live.read_options(stream="OTHER", failOnDataLoss="false"), query.end) as other:
-        error = "the checkpoint is one of stream ORDERS, not of OTHER: give every query a checkpointLocation of its own"
-        with pytest.raises(SourceError, match=error):
-            other.plan()
-        other.next_end = other.start  # what Spark has in its log of a batch that was interrupted
-        with pytest.raises(SourceError, match=error):
-            other.run()
-
-
-def restored(live: Live, root: Path, last: int | None = None) -> None:
-    """Delete the stream, and restore it from its archive, up to the sequence `last`."""
-    live.do(lambda stream: stream.delete_stream(STREAM))
-    prepared = prepare(request(root, last=last))
-    restore(prepared, NatsConfig(servers=(live.server.url,)))
-
-
 @pytest.mark.parametrize("strict", ["true", "false"])
 def test_a_query_goes_on_in_its_restored_stream(live: Live, tmp_path: Path, strict: str) -> None:
-    options = {"maxOffsetsPerTrigger": "6", "failOnDataLoss": strict}
+    options, captured = (
+        {"maxOffsetsPerTrigger": "6", "failOnDataLoss": strict},
+        Captured(live, tmp_path / "archive", {}),
+    )
     live.fill(10)
     with live.query(**options) as query:
         assert query.batch() == [1, 2, 3, 4, 5, 6]
-    with Query(live.read_options(**options), query.end) as killed:
+    with live.query(query.end, **options) as killed:
         assert killed.plan()
-    asyncio.run(capture_all(config(live.server.url, tmp_path)))
-    restored(live, tmp_path)
-    with Query(live.read_options(**options), query.end) as between:
+    captured.capture()
+    captured.restore()
+    with live.query(query.end, **options) as between:
         assert between.batch() == [7, 8, 9, 10]
-    with Query(live.read_options(**options), query.end) as restarted:
+    with live.query(query.end, **options) as restarted:
         restarted.next_end = killed.next_end  # what Spark has in its log
         assert restarted.run() == [7, 8, 9, 10]
         live.fill(8)
         assert restarted.batch() == [11, 12, 13, 14, 15, 16]
-    restored(live, tmp_path)  # up to 10: what came since is not in the archive
+    captured.restore()  # up to 10: what came since is not in the archive
     live.fill(8)
-    with Query(live.read_options(**options), restarted.end) as ahead:
+    with live.query(restarted.end, **options) as ahead:
         ahead.next_end = restarted.end
         for again in (ahead.run, ahead.batch):
             with pytest.raises(SourceError, match="or restored to an earlier sequence"):
                 again()
-
-
-def test_a_stream_restored_from_an_earlier_incarnation_is_another(live: Live, tmp_path: Path) -> None:
-    live.fill(10)
-    asyncio.run(capture_all(config(live.server.url, tmp_path)))
-    live.recreate()
-    live.fill(10)
-    with live.query(maxOffsetsPerTrigger="6") as query:
-        assert query.batch() == [1, 2, 3, 4, 5, 6]
-        restored(live, tmp_path)
-        with pytest.raises(SourceError, match="ORDERS was deleted and created again"):
-            query.batch()
-
-
-def test_a_position_behind_the_end_ends_the_query_or_means_the_end(live: Live) -> None:
-    live.fill(3)
-    with live.query(startingOffsets="9") as query, pytest.raises(SourceError, match="ends at 3, before 9"):
-        query.batch()
-    with live.query(startingOffsets="9", failOnDataLoss="false") as query:
-        assert query.batch() == []
-        live.fill(1)
-        assert query.batch() == [4]
 
 
 def test_a_range_is_divided_into_equal_parts_without_gaps() -> None:
