@@ -11,8 +11,10 @@ from tests.support.archives import HOUR as HOUR
 from tests.support.archives import Archive as Archive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
     from tests.support.nats_server import NatsServer
 
@@ -29,3 +31,17 @@ def archive(request: pytest.FixtureRequest, tmp_path: Path) -> Archive:
 @pytest.fixture
 def live(nats_server: Callable[..., NatsServer]) -> Live:
     return Live(nats_server())
+
+
+@pytest.fixture
+def conf(spark: SparkSession) -> Iterator[Callable[[str, str], None]]:
+    """Set a setting of the session for the rest of the test."""
+    before: dict[str, str | None] = {}
+
+    def change(name: str, value: str) -> None:
+        before.setdefault(name, spark.conf.get(name, None))
+        spark.conf.set(name, value)
+
+    yield change
+    for name, value in before.items():
+        spark.conf.unset(name) if value is None else spark.conf.set(name, value)

@@ -1,6 +1,14 @@
+"""What Spark makes of a plan: which objects it reads, with which reader, and what it says of those that it cannot read.
+
+That each message is read once, with its values, whatever the objects are, is in `test_random_archives.py`.
+"""
+
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -8,21 +16,22 @@ import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import Row
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.bundles import bundle_of
+from jetcapture_py.archive.footer import SchemaReader
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.store.archive import IF_DAMAGED, ArchiveFiles, File
-from spark_jobs.archive import read_archive
+from jetcapture_py.store.archive import IF_DAMAGED
+from spark_jobs.archive import archive_view, read_archive
 from spark_jobs.job import spark_error
 from tests.integration.spark.conftest import HOUR, Archive
-from tests.support.archives import encoded, put
+from tests.support.archives import encoded, lay_out, put
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pyspark.sql import DataFrame, SparkSession
-
 
 pytestmark = pytest.mark.spark
 
@@ -30,185 +39,265 @@ KEYS = [
     "a/b", "x=y", "100%", "{a}", "{a,b}", "é", "日本", "a b", " a ", "__HIVE_DEFAULT_PARTITION__", None, "007", "1.0",
     "[x]*?", "a,b", "a\\b", "a+b", "a%20b", "_under", ".dot", "..", "~", "a&b;c", "'q'", '"', "2026-01-01", "null", "#",
 ]  # fmt: skip
+Conf = Callable[[str, str], None]
+INFERENCE = "spark.sql.sources.partitionColumnTypeInference.enabled"
 
 
 def seqs(frame: DataFrame) -> list[int]:
     return sorted(row[0] for row in frame.select(layout.SEQ).collect())
 
 
-def columns_of(frame: DataFrame) -> dict[str, str]:
-    return dict(frame.dtypes)
-
-
 def plan(frame: DataFrame) -> str:
     return str(frame._jdf.queryExecution().executedPlan().toString())
 
 
-class TestKeys:
-    def test_every_key_comes_back_as_the_string_it_was(self, spark: SparkSession, archive: Archive) -> None:
-        for number, key in enumerate(KEYS):
-            archive.write([number], key, name=[key])
-        rows = read_archive(spark, archive.url, "ORDERS").select(layout.SEQ, "key", "name").collect()
-        assert {row[0]: row[1] for row in rows} == dict(enumerate(KEYS))
-        assert all(row["key"] == row["name"] for row in rows)
-
-    def test_an_archive_may_lie_under_a_directory_that_looks_like_a_pattern(
-        self, spark: SparkSession, archive: Archive
-    ) -> None:
-        odd = Archive(archive.root / "a{b,c}[d]* %20é")
-        odd.write([1, 2], "x")
-        assert seqs(read_archive(spark, str(odd.root), "ORDERS")) == [1, 2]
-        assert seqs(read_archive(spark, odd.url, "ORDERS")) == [1, 2]
-
-    def test_partition_columns_are_strings_whatever_the_session_infers(
-        self, spark: SparkSession, archive: Archive
-    ) -> None:
-        archive.write([1], "007")
-        setting = "spark.sql.sources.partitionColumnTypeInference.enabled"
-        before = spark.conf.get(setting)
-        frame = read_archive(spark, archive.url, "ORDERS")
-        row = frame.select("key", "date", "hour").first()
-        assert row is not None
-        assert tuple(row) == ("007", "2026-05-01", "12")
-        assert [columns_of(frame)[name] for name in layout.PARTITIONS] == ["string"] * 3
-        assert spark.conf.get(setting) == before == "true"
+# ---------------------------------------------------------------------- keys and columns
 
 
-class TestDuplicates:
-    def test_overlaps_cost_a_shuffle_only_where_names_and_sequences_do_not_settle_them(
-        self, spark: SparkSession, archive: Archive
-    ) -> None:
-        archive.write([1, 2])
-        archive.write([4, 5])
-        archive.write([1, 2], "b")
-        assert "Exchange hash" not in plan(read_archive(spark, archive.url, "ORDERS"))
-        archive.write([2, 3, 4])
-        assert "Exchange hash" not in plan(read_archive(spark, archive.url, "ORDERS"))
-        archive.write([2], timestamps=[HOUR * 1_000_000 + 500])
-        frame = read_archive(spark, archive.url, "ORDERS")
-        assert "Exchange hash" in plan(frame)
-        assert seqs(frame) == [1, 1, 2, 2, 2, 3, 4, 5]
-
-    def test_overlaps_of_many_ranges_make_no_larger_a_plan_than_those_of_one(
-        self, spark: SparkSession, archive: Archive
-    ) -> None:
-        expected = []
-        for first, key in enumerate("abcdefghijkl"):
-            archive.write([1000 * first + number for number in range(300) if number % 20 < 10], key)
-            archive.write([1000 * first + number for number in range(290) if number % 20 > 4], key)
-            expected += range(1000 * first, 1000 * first + 290)
-        frame = read_archive(spark, archive.url, "ORDERS")
-        assert "Exchange hash" not in plan(frame)
-        assert plan(frame).count(layout.SEQ) < 50
-        assert seqs(frame) == sorted(expected)
-
-    def test_a_filter_on_the_key_reaches_the_objects_through_the_deduplication(
-        self, spark: SparkSession, archive: Archive
-    ) -> None:
-        for key in "ab":
-            archive.write([1, 2], key)
-            archive.write([2, 3], key)
-        frame = read_archive(spark, archive.url, "ORDERS").where("key = 'a'")
-        assert seqs(frame) == [1, 2, 3]
-        assert re.search(r"PartitionFilters: \[[^]]*isnotnull\(key", plan(frame))
+def test_keys_and_directories_are_the_strings_that_they_were_whatever_the_session_infers(
+    spark: SparkSession, archive: Archive
+) -> None:
+    odd = Archive(archive.root / "a{b,c}[d]* %20é")
+    for number, key in enumerate(KEYS):
+        odd.write([number], key, name=[key])
+    assert spark.conf.get(INFERENCE) == "true"
+    for url in (odd.url, str(odd.root)):
+        frame = read_archive(spark, url, "ORDERS")
+        rows = frame.select(layout.SEQ, "key", "name", "date", "hour").collect()
+        assert sorted(rows) == [(number, key, key, "2026-05-01", "12") for number, key in enumerate(KEYS)]
+    assert frame.columns == [*layout.ENVELOPE, "name", *layout.PARTITIONS]
 
 
-class TestDrift:
-    def test_names_with_dots_and_backticks_are_read(self, spark: SparkSession, archive: Archive) -> None:
-        archive.write([1], columns={"a.b": [1], "c`d": [2]})
-        archive.write([2], columns={"a.b": ["x"], "c`d": [2]})
-        frame = read_archive(spark, archive.url, "ORDERS", columns=["a.b", "c`d"])
-        assert sorted(tuple(row) for row in frame.collect()) == [("1", 2), ("x", 2)]
-
-    def test_the_envelope_comes_first_and_the_partitions_last(self, spark: SparkSession, archive: Archive) -> None:
-        archive.write([1], z=[1])
-        archive.write([2], z=[1], a=[1], _nats_row=pa.array([0], pa.int32()))
-        expected = [*layout.ENVELOPE, layout.ROW, "z", "a", *layout.PARTITIONS]
-        assert read_archive(spark, archive.url, "ORDERS").columns == expected
-
-    def test_a_type_that_the_session_cannot_read_is_named_or_is_left_out(
-        self, spark: SparkSession, archive: Archive, request: pytest.FixtureRequest
-    ) -> None:
-        archive.write([1], clock=pa.array([1], pa.time64("us")))
-        archive.write([1], stream="NANOS", clock=pa.array([1], pa.time64("ns")))
-        for stream, error in (
-            ("ORDERS", "column clock is a time of day: set"),
-            ("NANOS", "column clock is time64"),
-        ):
-            with pytest.raises(JetcaptureError, match=error):
-                read_archive(spark, archive.url, stream)
-            assert read_archive(spark, archive.url, stream, columns=[layout.SEQ]).count() == 1
-        request.addfinalizer(lambda: spark.conf.unset("spark.sql.timeType.enabled"))
-        spark.conf.set("spark.sql.timeType.enabled", "true")
-        (row,) = read_archive(spark, archive.url, "ORDERS").collect()
-        assert str(row["clock"]) == "00:00:00.000001"
+def test_readers_of_paths_and_readers_of_columns_find_the_same_keys(
+    spark: SparkSession, archive: Archive, conf: Conf
+) -> None:
+    keys = ["007", "eu", "a/b", "", None]
+    for seq, key in enumerate(keys, 1):
+        put(archive.root, encoded([(seq, HOUR * 1_000_000)], key=key, bucket=HOUR))
+    directory = archive.root / "ORDERS"
+    found: dict[str, list[str | None]] = {}
+    for inferred in ("true", "false"):
+        conf(INFERENCE, inferred)
+        rows = spark.read.parquet(str(directory)).orderBy(layout.SEQ).select("key").collect()
+        found[f"Spark, types inferred: {inferred}"] = [row[0] for row in rows]
+    for hive in (True, False):
+        query = f"FROM read_parquet('{directory}/**/*.parquet', hive_partitioning={hive}) ORDER BY {layout.SEQ}"
+        found[f"DuckDB, {hive}"] = [row[0] for row in duckdb.connect().execute(f"SELECT key {query}").fetchall()]
+        frame = pl.scan_parquet(f"{directory}/**/*.parquet", hive_partitioning=hive).sort(layout.SEQ)
+        found[f"Polars, {hive}"] = frame.collect()["key"].to_list()
+    typed = ds.partitioning(pa.schema([(name, pa.string()) for name in layout.PARTITIONS]), flavor="hive")
+    for partitioning in (typed, None):
+        table = ds.dataset(directory, partitioning=partitioning).to_table().sort_by(layout.SEQ)
+        found[f"pyarrow, {partitioning}"] = table["key"].to_pylist()
+        frame = pd.read_parquet(directory, partitioning=partitioning).sort_values(layout.SEQ)
+        found[f"pandas, {partitioning}"] = [None if pd.isna(key) else key for key in frame["key"]]
+    expected = [key or None for key in keys]
+    assert found == dict.fromkeys(found, expected)
 
 
-class TestArchive:
-    def test_readers_of_paths_and_readers_of_columns_find_the_same_keys(
-        self, spark: SparkSession, archive: Archive
-    ) -> None:
-        keys = ["007", "eu", "a/b", "", None]
-        for seq, key in enumerate(keys, 1):
-            put(archive.root, encoded([(seq, HOUR * 1_000_000)], key=key, bucket=HOUR))
-        directory = archive.root / "ORDERS"
-        expected = [key or None for key in keys]
-        found: dict[str, list[str | None]] = {}
-        for inferred in ("true", "false"):
-            spark.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", inferred)
-            try:
-                rows = spark.read.parquet(str(directory)).orderBy(layout.SEQ).select("key").collect()
-            finally:
-                spark.conf.unset("spark.sql.sources.partitionColumnTypeInference.enabled")
-            found[f"Spark, types inferred: {inferred}"] = [row[0] for row in rows]
-        for engine in ("spark", "arrow"):
-            rows = read_archive(spark, archive.url, "ORDERS", engine=engine).orderBy(layout.SEQ).collect()
-            found[engine] = [row["key"] for row in rows]
-            assert rows[0].asDict().keys() == {*layout.ENVELOPE, *layout.PARTITIONS}
-        for hive in (True, False):
-            query = f"FROM read_parquet('{directory}/**/*.parquet', hive_partitioning={hive}) ORDER BY {layout.SEQ}"
-            found[f"DuckDB, {hive}"] = [row[0] for row in duckdb.connect().execute(f"SELECT key {query}").fetchall()]
-            frame = pl.scan_parquet(f"{directory}/**/*.parquet", hive_partitioning=hive).sort(layout.SEQ)
-            found[f"Polars, {hive}"] = frame.collect()["key"].to_list()
-        typed = ds.partitioning(pa.schema([(name, pa.string()) for name in layout.PARTITIONS]), flavor="hive")
-        for partitioning in (typed, None):
-            table = ds.dataset(directory, partitioning=partitioning).to_table().sort_by(layout.SEQ)
-            found[f"pyarrow, {partitioning}"] = table["key"].to_pylist()
-            frame = pd.read_parquet(directory, partitioning=partitioning).sort_values(layout.SEQ)
-            found[f"pandas, {partitioning}"] = [None if pd.isna(key) else key for key in frame["key"]]
-        assert found == dict.fromkeys(found, expected)
+def test_names_with_dots_and_backticks_are_read_and_of_those_that_differ_in_case_the_session_sees_one(
+    spark: SparkSession, archive: Archive, conf: Conf
+) -> None:
+    archive.write([1], columns={"a.b": [1], "c`d": [2], "amount": [1], "s": [{"id": 1, "t": [{"X": 1}]}]})
+    archive.write([2], columns={"a.b": ["x"], "c`d": [2], "Amount": [2], "s": [{"ID": 2, "t": [{"x": 2}]}]})
+    for sensitive in ("false", "true"):
+        conf("spark.sql.caseSensitive", sensitive)
+        frame = read_archive(spark, archive.url, "ORDERS", columns=["a.b", "c`d", "AMOUNT", "s"])
+        assert dict(frame.dtypes)["s"] == "struct<id:bigint,t:array<struct<X:bigint>>>"
+        rows = frame.select("`a.b`", "`c``d`", "AMOUNT", "s.id", "s.t.X").collect()
+        assert sorted(map(tuple, rows)) == [("1", 2, 1, 1, [1]), ("x", 2, 2, 2, [2])]
+    archive.write([3], stream="BAD", list=[[{"id": 1, "ID": 2}]], other=[3])
+    error = "^column list has fields id and ID, which differ in case only: name the columns you need, without these$"
+    with pytest.raises(JetcaptureError, match=error):
+        read_archive(spark, archive.url, "BAD")
+    assert read_archive(spark, archive.url, "BAD", columns=["other"]).collect() == [Row(other=3)]
 
-    def test_a_store_that_spark_has_no_file_system_for_is_a_clear_error(self, spark: SparkSession) -> None:
-        with pytest.raises(JetcaptureError, match="Spark cannot read memory:// URLs"):
-            read_archive(spark, "memory://archive", "ORDERS")
-        with pytest.raises(JetcaptureError, match="cannot open nonsense://"):
-            read_archive(spark, "nonsense://archive", "ORDERS")
 
-    def test_an_object_with_a_damaged_page_is_named_with_a_way_out(self, spark: SparkSession, archive: Archive) -> None:
-        name = archive.write([1, 2, 3])
-        data = bytearray((archive.root / name.path).read_bytes())
-        data[4:200] = bytes(196)
-        (archive.root / name.path).write_bytes(data)
-        with pytest.raises(Exception, match="FAILED_READ_FILE") as caught:
-            read_archive(spark, archive.url, "ORDERS").collect()
-        text = spark_error(caught.value)
-        assert name.path.rpartition("/")[2] in text
-        assert text.endswith(IF_DAMAGED)
-        (archive.root / name.path).write_bytes(b"half an object")
-        with pytest.raises(JetcaptureError, match=name.digest):
-            read_archive(spark, archive.url, "ORDERS")
+def test_a_type_that_the_session_cannot_read_is_named_or_is_left_out(
+    spark: SparkSession, archive: Archive, conf: Conf
+) -> None:
+    archive.write([1], clock=pa.array([1], pa.time64("us")))
+    archive.write([1], stream="NANOS", clock=pa.array([1], pa.time64("ns")))
+    for stream, error in (
+        ("ORDERS", "column clock is a time of day: set"),
+        ("NANOS", "column clock is time64"),
+    ):
+        with pytest.raises(JetcaptureError, match=error):
+            read_archive(spark, archive.url, stream)
+        assert read_archive(spark, archive.url, stream, columns=[layout.SEQ]).count() == 1
+    conf("spark.sql.timeType.enabled", "true")
+    (row,) = read_archive(spark, archive.url, "ORDERS").collect()
+    assert str(row["clock"]) == "00:00:00.000001"
 
-    def test_an_object_that_appears_while_it_is_planned_is_not_read_by_half(
-        self, spark: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        archive.write([1, 2])
-        infos = ArchiveFiles.infos
 
-        def late(files: ArchiveFiles, objects: Sequence[File], **more: Any) -> Any:
-            archive.write([2, 3])
-            return infos(files, objects, **more)
+# ---------------------------------------------------------------------- plans
 
-        monkeypatch.setattr(ArchiveFiles, "infos", late)
-        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2]
-        monkeypatch.undo()
-        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3]
+
+def test_overlaps_cost_a_shuffle_only_where_names_and_sequences_do_not_settle_them(
+    spark: SparkSession, archive: Archive
+) -> None:
+    expected = []
+    for first, key in enumerate("abcdefghijkl"):  # so many ranges that a plan which lists them would be long
+        archive.write([1000 * first + number for number in range(300) if number % 20 < 10], key)
+        archive.write([1000 * first + number for number in range(290) if number % 20 > 4], key)
+        expected += range(1000 * first, 1000 * first + 290)
+    frame = read_archive(spark, archive.url, "ORDERS")
+    assert "Exchange hash" not in plan(frame)
+    assert plan(frame).count(layout.SEQ) < 50
+    assert seqs(frame) == sorted(expected)
+    frame = frame.where("key = 'a'")
+    assert seqs(frame) == [*range(290)]
+    assert re.search(r"PartitionFilters: \[[^]]*isnotnull\(key", plan(frame))  # through the deduplication
+    archive.write([2], timestamps=[HOUR * 1_000_000 + 500])
+    frame = read_archive(spark, archive.url, "ORDERS", keys="a")
+    assert "Exchange hash" in plan(frame)
+    assert seqs(frame) == [0, 1, 2, 2, *range(3, 290)]
+
+
+def test_a_key_is_read_from_its_bundle_and_no_footer_is_read_twice(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys, bucket = [None, "", "eu", "us", "größe", "a/b", "007", "k'", *map(str, range(12))], 1_700_000_100
+    messages = {(seq, bucket * 1_000_000 + seq): keys[seq % len(keys)] or None for seq in range(1, 101)}
+    some = {each: key for each, key in messages.items() if each[0] < 10}
+    names = [*lay_out(tmp_path, messages, 16), *lay_out(tmp_path, some, 4, bucket=bucket + 900)]
+    footers: list[bytes] = []
+    number = SchemaReader.number
+
+    def counted(reader: SchemaReader, footer: bytes) -> int:
+        footers.append(footer)
+        return number(reader, footer)
+
+    monkeypatch.setattr(SchemaReader, "number", counted)
+    frame = read_archive(spark, str(tmp_path), "ORDERS", keys=["eu"])
+    assert len(footers) == len(set(footers)) <= len(names)
+    paths = {path.rpartition("/")[2] for path in frame.inputFiles()}
+    own = {bundle_of("eu", 16), bundle_of("eu", 4)}
+    assert paths == {name.path.rpartition("/")[2] for name in names if name.bundle in own}
+    assert "EqualTo(key,eu)" in plan(frame)  # skips row groups and pages
+    assert seqs(frame) == sorted([seq for (seq, _), key in messages.items() if key == "eu"] + [2])
+
+
+def test_only_objects_that_store_another_type_are_read_in_workers(spark: SparkSession, archive: Archive) -> None:
+    narrow, single = pa.array([1, 2], pa.int32()), pa.array([0.5, 1.5], pa.float32())
+    archive.write([1, 2], "a", n=narrow, x=single, s=["x", "y"])
+    archive.write([3], "a", n=[3], x=[0.1])
+    archive.write([4], "a", n=[4], s=[{"z": 1}])
+    frame = read_archive(spark, archive.url, "ORDERS").where("key = 'a' AND n > 1").select("s", "x")
+    assert (plan(frame).count("FileScan parquet"), plan(frame).count("MapInArrow")) == (1, 1)
+    assert "PushedFilters: [IsNotNull(n), GreaterThan(n,1)]" in plan(frame)
+    assert "ReadSchema: struct<n:bigint,x:double,s:string>" in plan(frame)
+    assert sorted(map(tuple, frame.collect()), key=str) == [("y", 1.5), ('{"z":1}', None), (None, 0.1)]
+
+
+# ---------------------------------------------------------------------- arguments and errors
+
+DAY = 86_400
+A_TIME = "a time such as 2026-05-01T12:00:00Z, a date, today, yesterday or -1h"
+A_KEY = "text, or None for messages without a key"
+HINT = "could not be decoded: select FROM quarantine, or read it with quarantine=True"
+REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("ORDERS", {"start": "bogus"}, f'start: expected {A_TIME}, got "bogus"'),
+    ("ORDERS", {"end": 5}, f"end: expected {A_TIME}, got 5"),
+    ("ORDERS", {"start": datetime(2026, 5, 1)}, "start: 2026-05-01T00:00:00 has no time zone"),
+    ("ORDERS", {"keys": [5]}, f"keys: expected {A_KEY}, got 5"),
+    ("ORDERS", {"keys": b"eu"}, f"keys: expected {A_KEY}, got b'eu'"),
+    ("ORDERS", {"dedupe": "maybe"}, "dedupe='maybe': expected auto, full or none"),
+    ("ORDERS", {"engine": "duck"}, "engine='duck': expected spark or arrow"),
+    ("EMPTY", {}, "the archive of stream EMPTY under {url} has no objects"),
+    ("BAD", {}, f"the archive of stream BAD under {{url}} has only a quarantine, of messages that {HINT}"),
+    ("NONE", {}, "no archive of stream NONE under {url}; there are: EMPTY, ORDERS"),
+)
+
+
+def test_arguments_choose_messages_and_those_that_cannot_be_meant_are_refused_by_name(
+    spark: SparkSession, archive: Archive
+) -> None:
+    for number, key in enumerate(("eu", "us", None)):
+        archive.write([number + 1], key, bucket=HOUR + number * DAY)
+    (archive.root / "EMPTY").mkdir()
+    archive.write([1], stream="BAD", quarantine=True)
+    for asked, expected in (
+        ({"start": date(2026, 5, 2), "keys": ("us", None)}, [2, 3]),
+        ({"end": "2026-05-02T17:46+05:45", "keys": "eu", "columns": "_nats_seq"}, [1]),
+        ({"keys": ["unheard of"], "columns": ["_nats_seq", "key"]}, []),
+    ):
+        assert seqs(read_archive(spark, archive.url, "ORDERS", **asked)) == expected
+    for stream, asked, text in REFUSED:
+        with pytest.raises(JetcaptureError) as raised:
+            read_archive(spark, archive.url, stream, **asked)
+        assert str(raised.value) == text.replace("{url}", archive.url)
+    for url, text in (("memory://archive", "Spark cannot read memory:// URLs"), ("no://archive", "cannot open no://")):
+        with pytest.raises(JetcaptureError, match=text):
+            read_archive(spark, url, "ORDERS")
+
+
+def test_views_have_names_that_plain_sql_finds_or_any_others(spark: SparkSession, archive: Archive) -> None:
+    streams = {"ü": "_", "1e5": "_1e5", "orders-eu": "orders_eu", "select": "select"}
+    for stream in ("ORDERS", *streams):
+        archive.write([1, 2], stream=stream)
+    for stream, given, name in (
+        *((stream, None, name) for stream, name in streams.items()),
+        *(("ORDERS", name, f"`{name.replace('`', '``')}`") for name in ("1", "a`b", "a.b")),
+    ):
+        archive_view(spark, archive.url, stream, given)
+        try:
+            assert spark.sql(f"SELECT count(*) FROM {name}").collect() == [(2,)]
+        finally:
+            spark.catalog.dropTempView(name)
+
+
+def test_an_object_with_a_damaged_page_is_named_with_a_way_out(spark: SparkSession, archive: Archive) -> None:
+    name = archive.write([1, 2, 3])
+    path = archive.root / name.path
+    path.write_bytes(path.read_bytes()[:4] + bytes(196) + path.read_bytes()[200:])
+    with pytest.raises(Exception, match="FAILED_READ_FILE") as caught:
+        read_archive(spark, archive.url, "ORDERS").collect()
+    text = spark_error(caught.value)
+    assert name.path.rpartition("/")[2] in text
+    assert text.endswith(IF_DAMAGED)
+    path.write_bytes(b"half an object")
+    with pytest.raises(JetcaptureError, match=name.digest):
+        read_archive(spark, archive.url, "ORDERS")
+
+
+ROWS = 3000
+START = datetime(2026, 1, 1, tzinfo=UTC)
+NUMBERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
+
+
+def column(value: Callable[[int], Any], type_: pa.DataType) -> pa.Array:
+    """Values of the rows, with nulls between."""
+    return pa.array([None if row % 7 == 3 else value(row) for row in range(ROWS)], type_)
+
+
+COLUMNS = {
+    **{f"{type_}": column(lambda row: row * 37 % 100, type_) for type_ in NUMBERS[::4]},
+    **{f"{type_}": column(lambda row: row * 37 % 30_000, type_) for type_ in NUMBERS if type_.bit_width > 8},
+    "millis": column(lambda row: START + timedelta(milliseconds=row * row), pa.timestamp("ms", "UTC")),
+    "micros": column(lambda row: START + timedelta(microseconds=row * row), pa.timestamp("us", "UTC")),
+    "day": column(lambda row: START.date() + timedelta(days=row), pa.date32()),
+    "single": column(lambda row: row / 3, pa.float32()),
+    "double": column(lambda row: row / 3, pa.float64()),
+    "text": column(lambda row: f"text {row}", pa.string()),
+    "again": column(lambda row: f"text {row % 5}", pa.string()),
+    "bytes": column(lambda row: b"%d" % row, pa.binary()),
+}
+"""Columns that never repeat themselves, and some that do."""
+
+
+def test_every_engine_reads_what_is_written(spark: SparkSession, tmp_path: Path, conf: Conf) -> None:
+    payloads = [b"%d" % row for row in range(ROWS)]
+    name = Archive(tmp_path).write(range(1, ROWS + 1), payloads=payloads, columns=COLUMNS)
+    expected = pa.table({layout.SEQ: range(1, ROWS + 1), layout.PAYLOAD: payloads, **COLUMNS})
+    path = str(tmp_path / name.path)
+
+    def same(table: pa.Table) -> bool:
+        return bool(table.select(expected.column_names).cast(expected.schema).equals(expected))
+
+    assert same(pq.read_table(path))
+    assert same(pl.read_parquet(path).to_arrow())
+    assert same(duckdb.connect().sql(f"FROM read_parquet('{path}') ORDER BY {layout.SEQ}").to_arrow_table())
+    for vectorised in ("true", "false"):
+        conf("spark.sql.parquet.enableVectorizedReader", vectorised)
+        assert same(spark.read.parquet(path).orderBy(layout.SEQ).toArrow())

@@ -17,12 +17,14 @@ from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.archives import merge
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
     from jetcapture_py.archive.layout import ObjectName
+
+    Conf = Callable[[str, str], None]
 
 pytestmark = pytest.mark.spark
 
@@ -43,20 +45,26 @@ def orders(archive: Archive, blocks: Sequence[Sequence[int]], key: str = "a", **
     return [archive.write(block, key, created=CREATED, **more) for block in blocks]
 
 
-def test_a_refreshed_view_does_not_gain_what_was_stored_since(spark: SparkSession, archive: Archive, view: str) -> None:
+def test_a_cached_frame_and_a_refreshed_view_do_not_gain_what_was_stored_since(
+    spark: SparkSession, archive: Archive, view: str
+) -> None:
     sources = orders(archive, [[1, 2], [3, 4], [5, 6]])
     frame = archive_view(spark, archive.url, "ORDERS", view)
+    cached = read_archive(spark, archive.url, "ORDERS").cache()
+    assert cached.count() == 6
     archive.write([7, 8])  # the capture goes on, here and in an hour that is new
     archive.write([9], bucket=HOUR + 3600)
     merge(archive.root, sources, keep=True)  # a compaction in its grace period
+    assert seqs(read_archive(spark, archive.url, "ORDERS")) == list(range(1, 10))
+    assert seqs(cached) == [1, 2, 3, 4, 5, 6]
+    cached.unpersist()
     spark.sql(f"REFRESH TABLE {view}")
     spark.catalog.refreshByPath(f"{archive.url}/ORDERS")
     assert seqs(frame) == seqs(spark.table(view)) == [1, 2, 3, 4, 5, 6]
-    assert seqs(read_archive(spark, archive.url, "ORDERS")) == list(range(1, 10))
 
 
 def test_a_frame_whose_objects_were_replaced_fails_and_a_job_says_read_it_again(
-    spark: SparkSession, archive: Archive, view: str, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, archive: Archive, view: str, conf: Conf, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sources = orders(archive, [[1, 2], [3, 4]])
     orders(archive, [[5, 6], [6, 7]], "b")  # overlapping
@@ -65,62 +73,39 @@ def test_a_frame_whose_objects_were_replaced_fails_and_a_job_says_read_it_again(
     frame = archive_view(spark, archive.url, "ORDERS", view)
     assert seqs(frame) == [1, 2, 3, 4, 5, 6, 7, 10, 10]
     merge(archive.root, sources)
-    spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")  # which would lose them without an error
-    try:
-        for _ in range(2):
-            for held in (frame, spark.table(view), frame.where("key = 'a'"), frame.where(f"{layout.SEQ} = 3")):
-                with pytest.raises((PySparkException, Py4JError), match="FILE_NOT_EXIST"):
-                    held.collect()
-            spark.sql(f"REFRESH TABLE {view}")
-        assert guarded("query", lambda: frame.agg({layout.SEQ: "sum"}).collect()) == 1
-    finally:
-        spark.conf.unset("spark.sql.files.ignoreMissingFiles")
+    conf("spark.sql.files.ignoreMissingFiles", "true")  # which would lose them without an error
+    spark.sql(f"REFRESH TABLE {view}")
+    for held in (spark.table(view), frame.where("key = 'a'"), frame.where(f"{layout.SEQ} = 3")):
+        with pytest.raises((PySparkException, Py4JError), match="FILE_NOT_EXIST"):
+            held.collect()
+    assert guarded("query", lambda: frame.agg({layout.SEQ: "sum"}).collect()) == 1
     assert capsys.readouterr().err.endswith(f" is gone, removed by maintenance: {AGAIN}\n")
     assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3, 4, 5, 6, 7, 10, 10]
 
 
 @pytest.mark.parametrize(
-    ("stream", "setting"),
+    ("stream", "name", "value"),
     [
-        ("A=B", None),
-        ("ORDERS", ("spark.sql.streaming.fileStreamSink.ignoreMetadata", "true")),
-        ("ORDERS", ("spark.sql.streaming.fileSink.log.compactInterval", "1")),
+        ("A=B", "fileStreamSink.ignoreMetadata", "false"),
+        ("ORDERS", "fileStreamSink.ignoreMetadata", "true"),
+        ("ORDERS", "fileSink.log.compactInterval", "1"),
     ],
 )
 def test_a_frame_is_exact_where_spark_cannot_be_given_a_list_of_files(
-    spark: SparkSession, archive: Archive, view: str, stream: str, setting: tuple[str, str] | None
+    spark: SparkSession, archive: Archive, view: str, conf: Conf, stream: str, name: str, value: str
 ) -> None:
     sources = orders(archive, [[1, 2], [3, 4]], stream=stream)
-    if setting:
-        spark.conf.set(*setting)
-    try:
-        frame = archive_view(spark, archive.url, stream, view)
-        assert seqs(frame) == [1, 2, 3, 4]
-        orders(archive, [[5]], stream=stream)
-        orders(archive, [[1, 2]], "b", stream=stream)  # an object of a planned name
-        spark.sql(f"REFRESH TABLE {view}")
-        assert seqs(frame) == seqs(spark.table(view)) == [1, 2, 3, 4]
-        assert frame.columns[-3:] == ["key", "date", "hour"]
-        (archive.root / sources[0].path).unlink()
-        for _ in range(2):
-            with pytest.raises((PySparkException, Py4JError), match=r"of 2 objects, Spark finds 1; .*: read it again"):
-                frame.count()
-            spark.sql(f"REFRESH TABLE {view}")  # which leaves it out
-    finally:
-        if setting:
-            spark.conf.unset(setting[0])
-
-
-def test_a_cached_frame_does_not_stand_for_one_that_is_read_later(spark: SparkSession, archive: Archive) -> None:
-    orders(archive, [[1, 2]])
-    held = read_archive(spark, archive.url, "ORDERS").cache()
-    try:
-        assert seqs(held) == [1, 2]
-        orders(archive, [[3]])
-        assert seqs(read_archive(spark, archive.url, "ORDERS")) == [1, 2, 3]
-        assert seqs(held) == [1, 2]
-    finally:
-        held.unpersist()
+    conf(f"spark.sql.streaming.{name}", value)
+    frame = archive_view(spark, archive.url, stream, view)
+    orders(archive, [[5]], stream=stream)
+    orders(archive, [[1, 2]], "b", stream=stream)  # an object of a planned name
+    spark.sql(f"REFRESH TABLE {view}")
+    assert seqs(frame) == seqs(spark.table(view)) == [1, 2, 3, 4]
+    assert frame.columns[-3:] == ["key", "date", "hour"]
+    (archive.root / sources[0].path).unlink()
+    spark.sql(f"REFRESH TABLE {view}")  # which leaves it out
+    with pytest.raises((PySparkException, Py4JError), match=r"of 2 objects, Spark finds 1; .*: read it again"):
+        frame.count()
 
 
 @pytest.mark.exhaustive

@@ -21,9 +21,8 @@ from jetcapture_py.archive import layout
 from jetcapture_py.capture import watermark
 from jetcapture_py.errors import SourceError
 from jetcapture_py.maintain.compact import CompactionSettings
-from tests.integration.spark.live import Live
-from tests.integration.spark.reading.test_combined import Query
-from tests.integration.spark.reading.test_read_stream import Captured
+from tests.integration.spark.live import Captured, Live
+from tests.integration.spark.live import CombinedQuery as Query
 from tests.support.archives import merge
 from tests.support.maintaining import Maintenance
 from tests.support.nats_server import NatsServer
@@ -67,8 +66,6 @@ class History:
         self.found: list[tuple[int, int]] = []
         self.told: list[str] = []
 
-    # ------------------------------------------------------------------ the stream
-
     def publish(self) -> None:
         drifting = self.chance.choice(["{}", '"{}"'])
         messages = []
@@ -110,32 +107,21 @@ class History:
         left = [sent for sent in self.expected if sent.seq <= to and sent.number in there]
         if not left or left[-1].seq < read_to:  # it would end before what was read
             return
-        servers = ["--servers", self.captured.live.server.url]
-        arguments = [
-            f"file://{self.captured.root}",
-            STREAM,
-            "--as",
-            "COPY",
-            "--to-seq",
-            str(to),
-            "--allow-holes",
-            *servers,
-        ]
+        where = [f"file://{self.captured.root}", STREAM, "--servers", self.captured.live.server.url]
+        part = ["--to-seq", str(to), "--allow-holes"]
         with redirect_stdout(StringIO()) as plan:
-            refused = restore([*arguments, "--dry-run"])
+            refused = restore([*where, *part, "--as", "COPY", "--dry-run"])
         print(plan.getvalue())
         # what is left of the newest incarnation is none of its own messages, or does not reach `to`
         if refused or " at the end: " in plan.getvalue():
             return
         self.captured.live.do(lambda stream: stream.delete_stream(STREAM))
-        assert restore([STREAM if argument == "COPY" else argument for argument in arguments]) == 0
+        assert restore([*where, *part, "--as", STREAM]) == 0
         self.last = self.archived = left[-1].seq
         read = {number for _, number in self.found}
         self.expected = [sent for sent in self.expected if sent.seq <= to and sent.number in there | read]
         self.passed_over = []
         self.capture()  # which notes that there is one more incarnation
-
-    # ------------------------------------------------------------------ the archive
 
     def capture(self) -> None:
         bundles = self.chance.choice([0, 0, 3])
@@ -163,13 +149,12 @@ class History:
 
     def merge(self) -> None:
         """Merge some objects of a key and bucket, and leave some of the sources, as a compaction that was killed."""
-        by_group: dict[Any, list[Any]] = {}
-        for name in objects(self.captured.root):
-            by_group.setdefault(name.group, []).append(name)
-        several = [names for names in by_group.values() if len(names) > 1]
+        root, present = self.captured.root, objects(self.captured.root)
+        groups = {name.group: [other for other in present if other.group == name.group] for name in present}
+        several = [group for group in groups.values() if len(group) > 1]
         if not several:
             return
-        root, names = self.captured.root, self.chance.choice(several)
+        names = self.chance.choice(several)
         with suppress(pa.ArrowInvalid):  # of columns that have drifted: this merge takes equal ones only
             merged = merge(root, names, keep=True)
             for name in names if self.chance.random() < 0.5 else ():
@@ -203,40 +188,33 @@ class History:
             found |= {json.loads(payload)["number"] for payload in payloads.to_pylist()}
         return found
 
-    # ------------------------------------------------------------------ the query
-
     def read(self) -> None:
         """Some batches of the query, which may have been stopped before, at a batch that was planned and never read."""
         if not self.archived or not objects(self.captured.root):
             return
-        if self.query is None or self.chance.random() < 0.5:
-            self._restart(self.end)
+        query = self._restart(self.end) if self.query is None or self.chance.random() < 0.5 else self.query
         if self.recreated and self.watched:
             with pytest.raises(SourceError, match="was deleted and created again"):
-                self._query.plan()
-            self._restart(None)
+                query.plan()
+            query = self._restart(None)
         self.recreated = False
         for _ in range(self.chance.randrange(1, 4)):
-            if not self._query.plan():
+            if not query.plan():
                 break
             self._meanwhile()
-            rows = [(seq, int(json.loads(payload)["number"])) for seq, payload in self._query.rows()]
+            rows = [(seq, int(json.loads(payload)["number"])) for seq, payload in query.rows()]
             assert not self.found or not rows or rows[0][0] > self.found[-1][0]
             self.found += rows
-            self.end = self._query.end
+            self.end = query.end
 
-    @property
-    def _query(self) -> Query:
-        assert self.query is not None
-        return self.query
-
-    def _restart(self, end: dict[str, Any] | None) -> None:
+    def _restart(self, end: dict[str, Any] | None) -> Query:
         """Start the query, again if it runs, from a checkpoint with `end`."""
         self.stop()
         limit = str(self.chance.randrange(1, 40))
         options = self.chance.choice([{}, {"maxOffsetsPerTrigger": limit}, {"maxBytesPerTrigger": "2KiB"}])
         options["failOnDataLoss"] = str(self.watched).lower()
         self.query = Query(self.captured, end, **options)
+        return self.query
 
     def stop(self) -> None:
         if self.query is not None:
@@ -272,15 +250,12 @@ class History:
                 step = self.chance.choice(steps)
                 self.told.append(f"next {step.__name__}")
                 step()
-                self.told.append(
-                    f"{step.__name__}: published {self.last}, archived {self.archived}, {self.filters}, {self.end}"
-                )
+                self.told.append(f"published {self.last}, archived {self.archived}, {self.filters}, {self.end}")
             self.capture()
-            while True:
+            before: Any = ...
+            while self.end != before:
                 before = self.end
                 self.read()
-                if self.end == before:
-                    break
             self.compare(self.expected)
         except BaseException:
             print(*self.told, sep="\n")  # in the report of a failure
