@@ -35,6 +35,7 @@ def seen(frame: DataFrame) -> list[int]:
 
 
 def _streamed(spark: SparkSession, format_: str, directory: str, **options: str) -> list[int]:
+    options["maxOffsetsPerTrigger"] = "5000"
     frame = spark.readStream.format(format_).options(**options).load().select(layout.SEQ, layout.PAYLOAD)
     writer = frame.writeStream.option("checkpointLocation", f"{directory}/checkpoint")
     writer.trigger(availableNow=True).start(f"{directory}/files").awaitTermination()
@@ -54,9 +55,8 @@ def _compact(spark: SparkSession, url: str) -> list[int]:
 
 
 def _write(spark: SparkSession, url: str, servers: str) -> None:
-    rows = read_archive(spark, url, STREAM).selectExpr(
-        "concat('written.', _nats_seq) AS subject", "_nats_payload AS payload"
-    )
+    columns = "concat('written.', _nats_seq) AS subject", "_nats_payload AS payload"
+    rows = read_archive(spark, url, STREAM).selectExpr(*columns)
     rows.write.format("nats").options(servers=servers).mode("append").save()
 
 
@@ -72,17 +72,11 @@ JOBS: dict[str, Callable[..., Any]] = {
     "query": _query,
     "compact": _compact,
     "replay": _replay,
-    "nats, batch": lambda spark, servers: seen(
-        spark.read.format("nats").options(servers=servers, stream=STREAM).load()
-    ),
-    "nats, streaming": lambda spark, servers, directory: _streamed(
-        spark, "nats", directory, servers=servers, stream=STREAM, maxOffsetsPerTrigger="5000"
-    ),
+    "nats, batch": lambda spark, url: seen(spark.read.format("nats").options(servers=url, stream=STREAM).load()),
+    "nats, streaming": lambda spark, url, directory: _streamed(spark, "nats", directory, servers=url, stream=STREAM),
     "nats, write": _write,
     "jetcapture, batch": lambda spark, config: seen(spark.read.format("jetcapture").options(config=config).load()),
-    "jetcapture, streaming": lambda spark, config, directory: _streamed(
-        spark, "jetcapture", directory, config=config, maxOffsetsPerTrigger="5000"
-    ),
+    "jetcapture, streaming": lambda spark, path, directory: _streamed(spark, "jetcapture", directory, config=path),
 }
 """The jobs and sources, by their names in the documents."""
 
