@@ -17,9 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from nats.js.errors import NotFoundError
 
+from tests.drains import drains, full_stream
 from tests.support.nats_server import NatsServer
 from tests.support.running import (
     STREAM,
@@ -48,10 +50,9 @@ def awaited(condition: Callable[[], Any], what: str, timeout: float = 120) -> No
 
 def delivered(url: str) -> int:
     """Messages that are delivered and not acknowledged; -1 before there is a consumer."""
-    try:
+    with contextlib.suppress(NotFoundError):
         return int(asyncio.run(consumer(url)).num_ack_pending)
-    except NotFoundError:
-        return -1
+    return -1
 
 
 def three(count: int = 1000) -> list[Any]:
@@ -76,43 +77,44 @@ def test_an_interrupt_stores_and_acknowledges_everything_and_exits_0(nats_server
     assert len(rows(tmp_path / "archive")) == 1000
     state = asyncio.run(consumer(server.url))
     assert (state.num_pending, state.num_ack_pending) == (0, 0)
-    (stopped,) = replica.events("capture.stopped")
-    assert (stopped["received"], stopped["acked"], stopped["sealed_by"]) == (1000, 1000, {"drain": 3})
+    first, *lines, stopped = map(json.loads, replica.log.splitlines())
+    assert {*first} == {"ts", "level", "event", "stream", "consumer", "servers", "stored_within"}
+    assert (first["event"], first["servers"], first["stored_within"]) == ("capture.started", server.url, "15m")
+    assert not any("capture" in line for line in lines), "which names one of several"
+    assert "blocks.stored" in [line["event"] for line in lines]
+    assert (stopped["event"], stopped["received"], stopped["acked"]) == ("capture.stopped", 1000, 1000)
+    assert stopped["sealed_by"] == {"drain": 3}
 
 
-def on_a_terminal(path: Path, *before: str, log: Path | None = None) -> tuple[subprocess.Popen[bytes], int]:
-    """Run a configuration in the foreground of a terminal of its own; the process, and the terminal's other end.
-
-    It logs to the terminal, or to a file.
-    """
-    ours, its = os.openpty()
-    command = [*before, sys.executable, "-m", "jetcapture_py", "run", str(path)]
+def test_a_terminal_that_closes_drains_the_process_once(nats_server: Start, tmp_path: Path) -> None:
+    server, archive = nats_server(), blocked_archive(tmp_path)
+    asyncio.run(publish(server.url, three()))
+    replica = Command(tmp_path, settings(server.url, archive, drain_timeout="60s", block={"max_age": "0.2s"}))
+    terminal, its = os.openpty()
 
     def take_the_terminal() -> None:
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
-    with contextlib.ExitStack() as stack:
-        errors = its if log is None else stack.enter_context(log.open("ab"))
-        env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # as for most users
-        process = subprocess.Popen(command, stdin=its, stdout=its, stderr=errors, env=env, preexec_fn=take_the_terminal)
+    words = [sys.executable, "-m", "jetcapture_py", "run", str(replica.path)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # as for most users
+    process = subprocess.Popen(words, stdin=its, stdout=its, stderr=its, env=environment, preexec_fn=take_the_terminal)
     os.close(its)
-    return process, ours
-
-
-def test_a_terminal_that_closes_drains_the_process(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server()
-    asyncio.run(publish(server.url, three()))
-    replica = Command(tmp_path, settings(server.url, tmp_path / "archive"))
-    process, terminal = on_a_terminal(replica.path)
     try:
-        awaited(lambda: delivered(server.url) == 1000, "all are delivered")
+        said = b""
+        while b"store.failed" not in said:
+            said += os.read(terminal, 65536)
         os.close(terminal)
+        for _ in range(3):
+            time.sleep(0.2)
+            process.send_signal(signal.SIGHUP)
+        assert process.poll() is None, "it drains"
+        (archive / "ORDERS").unlink()
         assert process.wait(300) == 0
     finally:
         process.kill()
         process.wait()
-    assert len(rows(tmp_path / "archive")) == 1000
+    assert len(rows(archive)) == 1000
     assert asyncio.run(consumer(server.url)).num_ack_pending == 0
 
 
@@ -126,28 +128,6 @@ def test_a_process_under_nohup_outlives_its_terminal(nats_server: Start, tmp_pat
         awaited(lambda: list(replica.events("blocks.stored")), "it goes on")
         assert replica.process.poll() is None
         assert not list(replica.events("capture.draining"))
-
-
-def test_a_signal_that_is_repeated_by_a_closing_terminal_does_not_cut_the_drain_short(
-    nats_server: Start, tmp_path: Path
-) -> None:
-    server, archive = nats_server(), blocked_archive(tmp_path)
-    asyncio.run(publish(server.url, three()))
-    replica = Command(tmp_path, settings(server.url, archive, drain_timeout="60s", block={"max_age": "0.2s"}))
-    process, terminal = on_a_terminal(replica.path, log=tmp_path / "replica.log")
-    try:
-        awaited(lambda: list(replica.events("store.failed")), "the store fails")
-        os.close(terminal)
-        for _ in range(3):
-            awaited(lambda: list(replica.events("capture.draining")), "the drain begins")
-            process.send_signal(signal.SIGHUP)
-        (archive / "ORDERS").unlink()
-        assert process.wait(300) == 0, replica.log
-    finally:
-        process.kill()
-        process.wait()
-    assert len(list(replica.events("capture.draining"))) == 1
-    assert len(rows(archive)) == 1000
 
 
 def blocked_archive(directory: Path) -> Path:
@@ -167,10 +147,8 @@ def test_a_drain_that_cannot_store_ends_at_its_deadline_and_loses_nothing(nats_s
         replica.process.send_signal(signal.SIGTERM)
         assert replica.wait(50) == 1, "the default is 60 s"
         (failure,) = replica.events("capture.failed")
-        assert (
-            failure["error"]
-            == "drain_timeout: messages not stored and acknowledged in time: 1000; they are redelivered"
-        )
+        late = "drain_timeout: messages not stored and acknowledged in time: 1000; they are redelivered"
+        assert failure["error"] == late
         (archive / "ORDERS").unlink()
         assert replica.start("--until-caught-up").wait(90) == 0, "what was given back comes at once"
     assert len(rows(archive)) == 1000
@@ -214,29 +192,13 @@ def test_a_quiet_streams_block_is_stored_within_two_seconds_of_its_age(nats_serv
         awaited(lambda: asyncio.run(consumer(server.url)).num_ack_pending == 0, "it is acknowledged")
 
 
-def test_objects_are_named_as_documented_and_a_run_without_messages_leaves_none(
-    nats_server: Start, tmp_path: Path
-) -> None:
-    server = nats_server()
-    asyncio.run(publish(server.url, []))
-    with Command(tmp_path, settings(server.url, tmp_path / "archive", key="{subject[1]}")) as replica:
-        assert replica.start("--until-caught-up").wait() == 0
-        assert objects(tmp_path / "archive") == []
-        asyncio.run(publish(server.url, three()))
-        assert replica.start("--until-caught-up").wait() == 0
-    names = objects(tmp_path / "archive")
-    assert sorted({str(name.key) for name in names}) == ["0", "1", "2"]
-    assert all(name.path.startswith(f"ORDERS/key={name.key}/date=") for name in names)
-    assert sum(name.rows for name in names) == 1000
-
-
 def test_a_wrong_setting_is_named_with_its_path_and_a_suggestion_and_exits_2(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     for wrong, line in (
         ({"source": {"ack_wiat": "2m"}}, "source.ack_wiat: unknown setting; did you mean ack_wait?"),
         ({"key": "no_such:function"}, "key: cannot import no_such:function: ModuleNotFoundError"),
     ):
-        sections: dict[str, Any] = dict(wrong)
+        sections: dict[str, Any] = {"http": {"listen": "127.0.0.1:0"}, **wrong}  # it listens before it reads them
         path.write_text(yaml.safe_dump(settings("nats://127.0.0.1:4222", tmp_path / "archive", **sections)))
         done = command("run", str(path))
         assert (done.returncode, done.stdout) == (2, "")
@@ -254,7 +216,6 @@ def test_what_keeps_a_capture_from_starting_is_one_clear_line_and_exits_1(nats_s
             await client.jetstream().delete_stream(STREAM)
 
     def failure(url: str, archive: Path = archive, **sections: Any) -> str:
-        """The one error of a process that could not start."""
         configuration = settings(url, archive, **sections)
         with Command(tmp_path, configuration, f"{next(names)}", module="tests.support.impatient") as replica:
             assert replica.start().wait() == 1
@@ -279,14 +240,23 @@ def test_what_keeps_a_capture_from_starting_is_one_clear_line_and_exits_1(nats_s
     assert failure(server.url) == f"{absent}; or restore it: jetcapture restore {archive} ORDERS"
 
 
-def test_every_log_line_of_a_run_is_json_with_an_event(nats_server: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("servers", "count"), [("single", 1), pytest.param("far", 3, marks=pytest.mark.exhaustive)])
+async def test_a_drain_under_a_backlog_leaves_nothing_unacknowledged(tmp_path: Path, servers: str, count: int) -> None:
+    async with full_stream(tmp_path, servers, 120_000) as url:
+        async for drain in drains(url, tmp_path, count):
+            assert drain.clean, drain
+
+
+def test_a_drain_without_a_connection_says_so_and_exits_1(nats_server: Start, tmp_path: Path) -> None:
     server = nats_server()
     asyncio.run(publish(server.url, three()))
-    with Command(tmp_path, settings(server.url, tmp_path / "archive")) as replica:
-        assert replica.start("--until-caught-up").wait() == 0
-    lines = [json.loads(line) for line in replica.log.splitlines()]
-    assert (lines[0]["servers"], lines[0]["stored_within"]) == (server.url, "15m")
-    events = [line["event"] for line in lines]
-    assert events[0] == "capture.started"
-    assert events[-1] == "capture.stopped"
-    assert "blocks.stored" in events
+    with Command(tmp_path, settings(server.url, tmp_path / "archive", block={"max_age": "0.2s"})) as replica:
+        replica.start()
+        awaited(lambda: list(replica.events("blocks.stored")), "all is stored")
+        server.kill()
+        awaited(lambda: list(replica.events("nats.disconnected")), "the connection is lost")
+        replica.process.send_signal(signal.SIGTERM)
+        assert replica.wait() == 1
+        (failure,) = replica.events("capture.failed")
+        assert failure["error"].startswith("drain: the connection to NATS was lost")
+    assert len(rows(tmp_path / "archive")) == 1000
