@@ -64,16 +64,6 @@ def check_schemas(objects: Iterable[Object], versions: Sequence[str] = VERSIONS)
                 kubernetes_validate.validate(json.loads(json.dumps(each)), version, strict=True)
 
 
-def by_kind(objects: Iterable[Object]) -> dict[str, Object]:
-    found: dict[str, Object] = {}
-    listed = list(objects)
-    kinds = [each["kind"] for each in listed]
-    for each in listed:
-        kind = each["kind"]
-        found[kind if kinds.count(kind) == 1 else f"{kind}/{each['metadata']['name']}"] = each
-    return found
-
-
 def pod(workload: Object) -> Object:
     spec = workload["spec"]["jobTemplate"]["spec"] if workload["kind"] == "CronJob" else workload["spec"]
     found: Object = spec["template"]["spec"]

@@ -8,7 +8,6 @@ import pytest
 
 HELM = "helm.sh/helm/v3/cmd/helm@v3.22.0"
 PROMTOOL = "github.com/prometheus/prometheus/cmd/promtool@v0.316.0"
-PROMETHEUS = "github.com/prometheus/prometheus/cmd/prometheus@v0.316.0"
 
 
 def tool(package: str) -> str:

@@ -9,7 +9,6 @@ import sys
 import tomllib
 from collections import defaultdict
 from importlib.metadata import version
-from typing import Any
 
 import pytest
 import yaml
@@ -26,17 +25,13 @@ def notes(tag: str, repository: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
 
 
-def test_the_version_is_the_same_everywhere_and_the_changelog_describes_it() -> None:
+def test_the_changelog_describes_the_version_and_a_tag_or_a_repository_of_another_name_is_refused() -> None:
     assert PROJECT["version"] == version("jetcapture")
-    found = notes(f"v{PROJECT['version']}")
+    tag, repository = f"v{PROJECT['version']}", PROJECT["urls"]["Source"].removeprefix("https://github.com/")
+    found = notes(tag, repository)
     assert found.returncode == 0, found.stderr
     assert "`jetcapture run`" in found.stdout
     assert "\n## " not in found.stdout
-
-
-def test_a_tag_of_another_version_and_a_repository_that_its_links_do_not_name_are_refused() -> None:
-    tag, repository = f"v{PROJECT['version']}", PROJECT["urls"]["Source"].removeprefix("https://github.com/")
-    assert notes(tag, repository).returncode == 0
     for refused, message in (
         (notes("v99.0.0"), "the tag is v99.0.0, but pyproject.toml has version "),
         (notes(tag, "somebody/else"), "but this is somebody/else"),
@@ -46,12 +41,8 @@ def test_a_tag_of_another_version_and_a_repository_that_its_links_do_not_name_ar
 
 
 def test_all_links_to_the_repository_lead_to_the_same_one() -> None:
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--", ".", ":!tests", ":!benchmarks"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        check=False,
-    )
+    words = ["git", "ls-files", "-z", "--", ".", ":!tests", ":!benchmarks"]
+    listed = subprocess.run(words, cwd=REPOSITORY, capture_output=True, check=False)
     if listed.returncode:
         pytest.skip("not a clone")
     source = PROJECT["urls"]["Source"].removeprefix("https://github.com/")
@@ -78,29 +69,18 @@ def test_every_action_of_a_workflow_is_pinned_to_a_commit_and_every_script_is_th
             assert (REPOSITORY / script).exists(), script
 
 
-def jobs() -> dict[str, Any]:
-    return {
-        f"{path.stem}.{name}": job
-        for path in WORKFLOWS
-        for name, job in yaml.safe_load(path.read_text())["jobs"].items()
-    }
-
-
-def test_all_supported_versions_of_python_are_tested() -> None:
+def test_all_supported_versions_of_python_are_tested_and_only_what_was_tested_is_published() -> None:
+    workflows = {path.stem: yaml.safe_load(path.read_text()) for path in WORKFLOWS}
+    jobs = {f"{stem}.{name}": job for stem, found in workflows.items() for name, job in found["jobs"].items()}
     supported = [each.rpartition(" ")[2] for each in PROJECT["classifiers"] if re.search(r"Python :: 3\.\d+$", each)]
-    for name in ("ci.test", "release.wheel"):
-        assert jobs()[name]["strategy"]["matrix"]["python"] == supported
     assert PROJECT["requires-python"] == f">={supported[0]}"
-
-
-def test_only_what_was_tested_is_published_and_only_that_job_may_publish() -> None:
-    found = jobs()
-    assert found["release.test"] == {"uses": "./.github/workflows/ci.yml"}
+    for name in ("ci.test", "release.wheel"):
+        assert jobs[name]["strategy"]["matrix"]["python"] == supported
+    assert jobs["release.test"] == {"uses": "./.github/workflows/ci.yml"}
     for name in ("release.publish", "release.image"):
-        assert {"test", "wheel"} <= set(found[name]["needs"])
-    assert "image" in found["release.chart"]["needs"]
-    assert set(found["release.announce"]["needs"]) == {"publish", "image", "chart"}
-    allowed = {name for name, job in found.items() if job.get("permissions", {}).get("id-token") == "write"}
+        assert {"test", "wheel"} <= set(jobs[name]["needs"])
+    assert "image" in jobs["release.chart"]["needs"]
+    assert set(jobs["release.announce"]["needs"]) == {"publish", "image", "chart"}
+    allowed = {name for name, job in jobs.items() if job.get("permissions", {}).get("id-token") == "write"}
     assert allowed == {"release.dist", "release.image", "release.chart", "release.publish", "site.publish"}
-    for path in WORKFLOWS:
-        assert yaml.safe_load(path.read_text())["permissions"] == {"contents": "read"}
+    assert all(found["permissions"] == {"contents": "read"} for found in workflows.values())
