@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import pytest
 from nats.aio.client import Client
@@ -25,9 +25,6 @@ from tests.support.kv import Entry, held
 from tests.support.nats_server import NatsServer
 from tests.support.running import Command, connection, settings, until
 
-if TYPE_CHECKING:
-    pass
-
 BUCKET, STREAM = "settings", "KV_settings"
 KEYS, REVISIONS, SNAPSHOTS = 500, 10_000, 50
 HISTORY = 5
@@ -39,51 +36,32 @@ delivered."""
 LAG = 5_000_000
 """Microseconds around the end of a TTL in which the server may not have removed the entry yet."""
 SECOND = 1_000_000
-BUCKET_CONFIG: dict[str, Any] = {
-    "name": STREAM,
-    "subjects": [f"$KV.{BUCKET}.>"],
-    "max_msgs_per_subject": HISTORY,
-    "discard": "new",
-    "allow_rollup_hdrs": True,
-    "allow_direct": True,
-    "deny_delete": True,
-    "allow_msg_ttl": True,
-    "subject_delete_marker_ttl": 3_000_000_000,  # shorter TTLs of entries are raised to it
-}
+BUCKET_CONFIG: dict[str, Any] = dict.fromkeys(
+    ("allow_rollup_hdrs", "allow_direct", "deny_delete", "allow_msg_ttl"), True
+)
+BUCKET_CONFIG |= {"name": STREAM, "subjects": [f"$KV.{BUCKET}.>"], "max_msgs_per_subject": HISTORY, "discard": "new"}
+BUCKET_CONFIG["subject_delete_marker_ttl"] = 3_000_000_000  # shorter TTLs of entries are raised to it
 
 
-@dataclass
-class Snapshot:
-    """What clients could get between two moments, after revision `seq`."""
-
+class Snapshot(NamedTuple):
     seq: int
     before: int
     after: int
     values: dict[str, tuple[int, bytes]]
 
 
-@dataclass
-class Use:
-    """What happened in the bucket, as a subscriber saw it, and what it held now and then."""
-
-    entries: list[Entry] = field(default_factory=list)
-    snapshots: list[Snapshot] = field(default_factory=list)
-
-    async def note(self, message: Msg) -> None:
-        """Note an entry that was stored."""
-        headers = message.headers or {}
-        stored, ttl = message.metadata, headers.get("Nats-TTL")
-        marker = "Nats-Marker-Reason" in headers
-        found = Entry(
-            seq=stored.sequence.stream,
-            time=int(message.reply.split(".")[7]) // 1000,
-            key=message.subject.split(".", 2)[2],
-            put=not marker and "KV-Operation" not in headers,
-            value=message.data,
-            ttl=None if ttl is None else int(ttl.removesuffix("s")) * SECOND,
-            clears=marker or headers.get("Nats-Rollup") == "sub",
-        )
-        self.entries.append(found)
+def entry(message: Msg) -> Entry:
+    headers = message.headers or {}
+    marker, ttl = "Nats-Marker-Reason" in headers, headers.get("Nats-TTL")
+    return Entry(
+        seq=message.metadata.sequence.stream,
+        time=int(message.reply.split(".")[7]) // 1000,
+        key=message.subject.split(".", 2)[2],
+        put=not marker and "KV-Operation" not in headers,
+        value=message.data,
+        ttl=None if ttl is None else int(ttl.removesuffix("s")) * SECOND,
+        clears=marker or headers.get("Nats-Rollup") == "sub",
+    )
 
 
 def changes(choose: random.Random, batch: int) -> Iterator[tuple[str, bytes, dict[str, str]]]:
@@ -121,41 +99,43 @@ async def snapshot(client: Client) -> Snapshot:
     return Snapshot(seq, before, now(), values)
 
 
-async def delivered(client: Client, found: Use, seq: int) -> bool:
-    """Whether the capture and the subscriber have an entry and all before it."""
-    try:
-        consumer = await client.jetstream().consumer_info(STREAM, "archive")
-    except NotFoundError:  # until the capture has created it
-        return False
-    seen = found.entries[-1].seq if found.entries else 0
-    return min(consumer.delivered.stream_seq, seen) >= seq
-
-
-async def use(url: str, seed: int) -> Use:
-    """Use the bucket while it is captured."""
-    choose, found = random.Random(seed), Use()
+async def use(url: str, seed: int) -> tuple[list[Entry], list[Snapshot]]:
+    """Use the bucket while it is captured; the entries, as a subscriber saw them, and what it held now and then."""
+    choose, entries, snapshots = random.Random(seed), list[Entry](), list[Snapshot]()
     moments = set(random.Random(seed + 1).sample(range(REVISIONS // AT_ONCE), SNAPSHOTS))
+
+    async def note(message: Msg) -> None:
+        entries.append(entry(message))
+
     async with connection(url) as client:
         stream = client.jetstream()
+
+        async def delivered(seq: int) -> None:
+            async def has() -> bool:
+                with contextlib.suppress(NotFoundError):  # until the capture has created its consumer
+                    captured = (await stream.consumer_info(STREAM, "archive")).delivered.stream_seq
+                    return bool(min(captured, entries[-1].seq if entries else 0) >= seq)
+                return False
+
+            await until(has, f"revision {seq} is delivered to the capture")
+
         watching = ConsumerConfig(ack_policy=AckPolicy.NONE)
-        await stream.subscribe(f"$KV.{BUCKET}.>", cb=found.note, config=watching, manual_ack=True)
-        await until(lambda: delivered(client, found, 0), "the capture has its consumer")  # or the first entries expire
+        await stream.subscribe(f"$KV.{BUCKET}.>", cb=note, config=watching, manual_ack=True)
+        await delivered(0)  # or the first entries expire before the capture has a consumer
         for batch in range(REVISIONS // AT_ONCE):
             for key, value, headers in changes(choose, batch):
                 await stream.publish(f"$KV.{BUCKET}.{key}", value, headers=headers or None)
-            last = (await stream.publish(f"$KV.{BUCKET}.last", b'{"n": 0}')).seq
-            await until(lambda: delivered(client, found, last), f"revision {last} is delivered to the capture")  # noqa: B023
+            await delivered((await stream.publish(f"$KV.{BUCKET}.last", b'{"n": 0}')).seq)
             if batch in moments:
-                found.snapshots.append(await snapshot(client))
+                snapshots.append(await snapshot(client))
 
         async def settled() -> bool:
             last = await snapshot(client)
-            return last.values == held(found.entries, last.after, HISTORY)
+            return last.values == held(entries, last.after, HISTORY)
 
         await until(settled, "the server holds what its rules say, once all short TTLs are over")
-        last = found.entries[-1].seq
-        await until(lambda: delivered(client, found, last), f"revision {last} is delivered to the capture")
-    return found
+        await delivered(entries[-1].seq)
+    return entries, snapshots
 
 
 def rows(archive: Path, *columns: str, **how: Any) -> list[dict[str, Any]]:
@@ -171,19 +151,17 @@ def values(archive: Path, as_of: AsOf | None = None) -> dict[str, tuple[int, byt
 
 
 @pytest.mark.exhaustive
-def test_a_bucket_reads_as_it_was_at_any_revision_and_time(
-    nats_server: Callable[..., NatsServer], tmp_path: Path
-) -> None:
+def test_a_bucket_reads_as_it_was_at_any_revision(nats_server: Callable[..., NatsServer], tmp_path: Path) -> None:
     server, archive = nats_server(), tmp_path / "archive"
     asyncio.run(ask(server.url, f"STREAM.CREATE.{STREAM}", BUCKET_CONFIG))
     sections: dict[str, Any] = {"decode": {"format": "json"}, "block": {"interval": "1h", "max_age": "3s"}}
     found = settings(server.url, archive, **sections) | {"source": {"bucket": BUCKET, "consumer": "archive"}}
     with Command(tmp_path, found).start() as command:
-        use_of = asyncio.run(use(server.url, 20261122))
+        entries, snapshots = asyncio.run(use(server.url, 20261122))
         command.drain()
-    entries, times = use_of.entries, {entry.seq: entry.time for entry in use_of.entries}
+    times = {each.seq: each.time for each in entries}
     assert len(entries) >= REVISIONS
-    assert len(use_of.snapshots) == SNAPSHOTS
+    assert len(snapshots) == SNAPSHOTS
 
     history = rows(archive, "revision", "operation", history=True, as_of=entries[-1].seq)  # later ones are markers
     kinds = {row["revision"]: row["operation"] for row in history}
@@ -191,7 +169,7 @@ def test_a_bucket_reads_as_it_was_at_any_revision_and_time(
     assert kinds.keys() == times.keys()
 
     compared = 0
-    for index, each in enumerate(use_of.snapshots):
+    for index, each in enumerate(snapshots):
         by_revision = values(archive, each.seq)
         assert by_revision == held((e for e in entries if e.seq <= each.seq), times[each.seq], HISTORY)
         if index % 5 == 0:

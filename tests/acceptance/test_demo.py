@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
@@ -32,8 +31,15 @@ def command(directory: Path, *more: str) -> list[str]:
     return [sys.executable, "-m", "jetcapture_py", "demo", "--messages", str(MESSAGES), "--dir", str(directory), *more]
 
 
+def run(
+    words: list[str], directory: Path, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words, capture_output=True, text=True, timeout=600, env=environment, cwd=directory, check=False
+    )
+
+
 def marked(mark: str) -> Iterator[list[str]]:
-    """The command lines of running processes that `mark` was handed down to."""
     for process in psutil.process_iter():
         try:
             if process.environ().get(MARK) == mark:
@@ -56,94 +62,46 @@ def server_port(output: str) -> int:
     return int(found[1])
 
 
-@dataclass(frozen=True)
-class Run:
-    """A demonstration that has ended."""
-
-    directory: Path
-    code: int
-    output: str
-    errors: str
-    left: list[str]
-
-    def printed(self, start: str) -> list[str]:
-        """The words of the one command in the output that begins so."""
-        (line,) = [line for line in self.output.splitlines() if line.strip().startswith(start)]
-        return shlex.split(line)
-
-
-@pytest.fixture(scope="module", params=["", pytest.param("--spark", marks=(pytest.mark.spark, pytest.mark.exhaustive))])
-def demo(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Run:
+@pytest.mark.parametrize("spark", [False, pytest.param(True, marks=(pytest.mark.spark, pytest.mark.exhaustive))])
+def test_the_demonstration_ends_well_and_says_where_everything_is(tmp_path: Path, spark: bool) -> None:
     """In a directory whose name means something to URLs, globs, YAML, SQL, shells or terminals, wherever it can."""
-    parent, mark = tmp_path_factory.mktemp("demo"), uuid.uuid4().hex
-    directory = parent / """all 'my' "orders": 50%20 #1 é [bold] *? $HOME :smile: & co"""
-    more = [request.param] if request.param else []
-    java = {} if more else {"JAVA_HOME": str(parent)}  # it needs none
-    done = subprocess.run(
-        command(directory, *more),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, **java, MARK: mark},
-        cwd=parent,
-        check=False,
-    )
-    return Run(directory, done.returncode, done.stdout, done.stderr, left_over(mark))
+    directory = tmp_path / """all 'my' "orders": 50%20 #1 é [bold] *? $HOME :smile: & co"""
+    words, mark = command(directory, *["--spark"] * spark), uuid.uuid4().hex
+    java = {} if spark else {"JAVA_HOME": str(tmp_path)}  # it needs none
+    done = run(words, tmp_path, {**os.environ, **java, MARK: mark})
+    assert (done.returncode, done.stderr) == (0, ""), done
+    assert f"All files are in {directory}." in done.stdout
+    assert f"\n{directory}/archive\n" in done.stdout
+    assert {path.name for path in directory.iterdir()} == {"archive", "jetcapture.yaml", "logs"}
+    assert list(tmp_path.iterdir()) == [directory]
+    assert left_over(mark) == []
+    assert not accepts(server_port(done.stdout))
 
-
-def test_the_demonstration_ends_well_and_says_where_everything_is(demo: Run) -> None:
-    assert demo.code == 0, demo.output + demo.errors
-    assert demo.errors == ""
-    assert f"All files are in {demo.directory}." in demo.output
-    assert f"\n{demo.directory}/archive\n" in demo.output
-    assert {path.name for path in demo.directory.iterdir()} == {"archive", "jetcapture.yaml", "logs"}
-    assert list(demo.directory.parent.iterdir()) == [demo.directory]
-    assert demo.left == []
-    assert not accepts(server_port(demo.output))
-
-
-def test_every_order_is_in_the_archive_or_the_quarantine_and_the_result_comes_back(demo: Run) -> None:
-    counts = re.search(r"([\d,]+) orders published, ([\d,]+) in the archive, ([\d,]+) in the quarantine", demo.output)
-    assert counts, demo.output
+    counts = re.search(r"([\d,]+) orders published, ([\d,]+) in the archive, ([\d,]+) in the quarantine", done.stdout)
+    assert counts, done.stdout
     assert [int(count.replace(",", "")) for count in counts.groups()] == [MESSAGES, MESSAGES - BROKEN, BROKEN]
-    replayed = re.findall(r"^  results\.(\w+) +\{.*\"orders\":(\d+)", demo.output, re.MULTILINE)
+    replayed = re.findall(r"^  results\.(\w+) +\{.*\"orders\":(\d+)", done.stdout, re.MULTILINE)
     assert {region for region, _ in replayed} == REGIONS
     assert sum(int(orders) for _, orders in replayed) == MESSAGES - BROKEN
-    program, option, sql = demo.printed("duckdb ")
-    assert (program, option) == ("duckdb", "-c")
+
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    ((_, option, sql),) = (shlex.split(line) for line in lines if line.startswith("duckdb "))
+    ((_, *arguments),) = (shlex.split(line) for line in lines if line.startswith("jetcapture "))
+    assert option == "-c"
     with duckdb.connect() as connection:
         stored = dict(connection.execute(sql).fetchall())
     assert stored.keys() == REGIONS
     assert sum(stored.values()) == MESSAGES - BROKEN
+    ours = run([sys.executable, "-m", "jetcapture_py", *arguments], tmp_path)
+    assert ours.returncode == 0, ours.stderr
+    assert set(re.findall(r"\w+", ours.stdout)) >= REGIONS
+    assert list(tmp_path.iterdir()) == [directory]
 
 
-@pytest.mark.exhaustive
-def test_the_printed_command_of_ours_reads_the_archive(demo: Run) -> None:
-    _, *arguments = demo.printed("jetcapture ")
-    arguments = ["-m", "jetcapture_py", *arguments]
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        cwd=demo.directory.parent,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert list(demo.directory.parent.iterdir()) == [demo.directory]
-    assert set(re.findall(r"\w+", done.stdout)) >= REGIONS
-
-
-def interrupted(directory: Path, marker: str, delay: float, number: int = signal.SIGTERM) -> None:
-    """Send the signal so long after the marker was printed."""
+def interrupted(directory: Path, marker: str, delay: float, number: int) -> None:
     mark = uuid.uuid4().hex
-    with subprocess.Popen(
-        command(directory),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, MARK: mark},
-    ) as process:
+    marking, pipe = {**os.environ, MARK: mark}, subprocess.PIPE
+    with subprocess.Popen(command(directory), stdout=pipe, stderr=pipe, text=True, env=marking) as process:
         assert process.stdout is not None
         before = "".join(until(process.stdout, marker))
         time.sleep(delay)
@@ -173,35 +131,22 @@ def test_an_interrupted_demonstration_leaves_no_process(tmp_path: Path) -> None:
         list(threads.map(lambda moment: interrupted(tmp_path / f"demo-{moment[0]}", *moment), moments))
 
 
-def test_a_server_that_dies_ends_the_demonstration_with_one_line(tmp_path: Path) -> None:
-    words = command(tmp_path / "demo")
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        "".join(until(process.stdout, "2."))
-        (server,) = [each for each in psutil.Process(process.pid).children() if "nats-server" in each.cmdline()[0]]
-        server.kill()
-        _, errors = process.communicate(timeout=300)
-    assert process.returncode == 1
-    log = tmp_path / "demo" / "logs" / "nats-server.log"
-    assert errors == f"jetcapture demo: nats-server has ended: see {log}\n"
-
-
-def refused(directory: Path, environment: Mapping[str, str], *more: str, python: str = sys.executable) -> str:
-    """What a demonstration that cannot start says: one line, and it leaves nothing."""
-    words = [python, *command(directory, *more)[1:]]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=environment, check=False)
-    assert (done.returncode, done.stdout) == (1, ""), done
-    assert not directory.exists()
-    (line,) = done.stderr.splitlines()
-    return line
-
-
 def test_what_a_demonstration_needs_is_named_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python"  # with no nats-server beside it
     python.symlink_to(Path(sys.executable).resolve())
-    environment = {"PATH": str(tmp_path / "bin"), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    line = refused(tmp_path / "demo", environment, python=str(python))
-    assert line == "jetcapture demo: nats-server is missing: pip install 'jetcapture[demo]'"
-    line = refused(tmp_path / "demo", {**os.environ, "JAVA_HOME": str(tmp_path)}, "--spark")
-    assert line.startswith("jetcapture demo: Spark needs Java: install Java 17 (pip install 'jetcapture[java]'")
+    bare = {"PATH": str(tmp_path / "bin"), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    directory = tmp_path / "demo"
+    for words, environment, line in (
+        ([str(python), *command(directory)[1:]], bare, "nats-server is missing: pip install 'jetcapture[demo]'"),
+        (
+            command(directory, "--spark"),
+            {**os.environ, "JAVA_HOME": str(tmp_path)},
+            "Spark needs Java: install Java 17 (pip install 'jetcapture[java]'",
+        ),
+    ):
+        done = run(words, tmp_path, environment)
+        assert (done.returncode, done.stdout) == (1, ""), done
+        assert done.stderr.startswith(f"jetcapture demo: {line}")
+        assert len(done.stderr.splitlines()) == 1
+        assert not directory.exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -23,94 +24,79 @@ from tests.support.ports import free_port
 Start = Callable[..., NatsServer]
 
 
-async def login(**section: Any) -> bool:
-    """Connect with these settings, and close."""
+def login(server: NatsServer, scheme: str = "nats", **section: Any) -> None:
+    async def connect_and_close() -> None:
+        servers = [server.url.replace("nats://", f"{scheme}://")]
+        client = await connect(NatsConfig.model_validate({"servers": servers, **section}), "test", timeout=0.5)
+        await client.flush()
+        await client.close()
 
-    client = await connect(NatsConfig.model_validate(section), "test", timeout=0.5)
-    await client.flush()
-    await client.close()
-    return True
-
-
-def test_user_and_password_also_from_a_file(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server("authorization { user: app, password: s3cret }")
-    (tmp_path / "password").write_text("s3cret\n")
-    assert asyncio.run(login(servers=[server.url], user="app", password="s3cret"))
-    assert asyncio.run(login(servers=[server.url], user="app", password_file=str(tmp_path / "password")))
-    with pytest.raises(SourceError, match="NATS refused the connection: Authorization Violation"):
-        asyncio.run(login(servers=[server.url], user="app", password="wrong"))
-    with pytest.raises(SourceError, match=r"nats\.password_file: cannot read"):
-        asyncio.run(login(servers=[server.url], user="app", password_file=str(tmp_path / "missing")))
+    asyncio.run(connect_and_close())
 
 
-def test_a_token(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server('authorization { token: "t0ken" }')
-    (tmp_path / "token").write_text("t0ken")
-    assert asyncio.run(login(servers=[server.url], token="t0ken"))
-    assert asyncio.run(login(servers=[server.url], token_file=str(tmp_path / "token")))
-    with pytest.raises(SourceError, match="refused"):
-        asyncio.run(login(servers=[server.url], token="other"))
+def test_every_login_is_accepted_and_a_wrong_one_refused_in_one_line(nats_server: Start, tmp_path: Path) -> None:
+    def file(name: str, text: str = "") -> str:
+        if text:
+            (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
 
-
-def test_an_nkey_seed(nats_server: Start, tmp_path: Path) -> None:
     seed, public = seed_of(nkeys.PREFIX_BYTE_USER)
-    server = nats_server(f"authorization {{ users: [ {{ nkey: {public} }} ] }}")
-    (tmp_path / "seed").write_text(seed + "\n")
-    assert asyncio.run(login(servers=[server.url], nkey_seed=seed))
-    assert asyncio.run(login(servers=[server.url], nkey_seed_file=str(tmp_path / "seed")))
-    with pytest.raises(SourceError, match="refused"):
-        asyncio.run(login(servers=[server.url], nkey_seed=seed_of(nkeys.PREFIX_BYTE_USER)[0]))
-    for wrong in ("hunter2", "SUAB", seed[:-3]):
-        with pytest.raises(SourceError, match=r"nats\.nkey_seed: not the seed of an NKey"):
-            asyncio.run(login(servers=[server.url], nkey_seed=wrong))
-
-
-def test_a_credentials_file(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server(decentralised(tmp_path))
-    assert asyncio.run(login(servers=[server.url], creds=str(tmp_path / "user.creds")))
-    with pytest.raises(SourceError, match="refused"):
-        asyncio.run(login(servers=[server.url]))
-    for wrong in ("hunter2", (tmp_path / "user.creds").read_text()[:-60]):
-        (tmp_path / "wrong.creds").write_text(wrong)
-        with pytest.raises(SourceError, match=r"wrong\.creds does not hold a user's JWT and seed"):
-            asyncio.run(login(servers=[server.url], creds=str(tmp_path / "wrong.creds")))
-
-
-def test_a_jwt_and_its_seed(nats_server: Start, tmp_path: Path) -> None:
-    server = nats_server(decentralised(tmp_path))
-    lines = (tmp_path / "user.creds").read_text().splitlines()
-    jwt, seed = (lines[index + 1] for index, line in enumerate(lines) if "BEGIN" in line)
-    assert asyncio.run(login(servers=[server.url], user_jwt=jwt, user_seed=seed))
-    with pytest.raises(SourceError, match="refused"):
-        asyncio.run(login(servers=[server.url], user_jwt=jwt))  # not a bearer token
-    with pytest.raises(SourceError, match=r"nats\.user_seed: not the seed of an NKey"):
-        asyncio.run(login(servers=[server.url], user_jwt=jwt, user_seed="hunter2"))
+    other, _ = seed_of(nkeys.PREFIX_BYTE_USER)
+    operator, creds = decentralised(tmp_path), (tmp_path / "user.creds").read_text()
+    jwt, of_jwt = re.findall(r"BEGIN.*\n(.+)", creds)
+    password, token = "authorization { user: app, password: s3cret }", 'authorization { token: "t0ken" }'
+    nkey = f"authorization {{ users: [ {{ nkey: {public} }} ] }}"
+    refused, no_seed = "NATS refused the connection: ", "not the seed of an NKey"
+    rows: tuple[tuple[str, dict[str, str], str], ...] = (
+        (password, {"user": "app", "password": "s3cret"}, ""),
+        (password, {"user": "app", "password_file": file("password", "s3cret\n")}, ""),
+        (password, {"user": "app", "password": "wrong"}, f"{refused}Authorization Violation"),
+        (password, {"user": "app", "password_file": file("missing")}, r"nats\.password_file: cannot read"),
+        (token, {"token": "t0ken"}, ""),
+        (token, {"token_file": file("token", "t0ken")}, ""),
+        (token, {"token": "other"}, refused),
+        (nkey, {"nkey_seed": seed}, ""),
+        (nkey, {"nkey_seed_file": file("seed", f"{seed}\n")}, ""),
+        (nkey, {"nkey_seed": other}, refused),
+        (nkey, {"nkey_seed": "SUAB"}, rf"nats\.nkey_seed: {no_seed}"),
+        (nkey, {"nkey_seed": seed[:-3]}, rf"nats\.nkey_seed: {no_seed}"),
+        (operator, {"creds": file("user.creds")}, ""),
+        (operator, {"creds": file("wrong.creds", creds[:-60])}, r"wrong\.creds does not hold a user's JWT and seed"),
+        (operator, {"user_jwt": jwt, "user_seed": of_jwt}, ""),
+        (operator, {"user_jwt": jwt, "user_seed": "hunter2"}, rf"nats\.user_seed: {no_seed}"),
+        (operator, {"user_jwt": jwt}, refused),  # not a bearer token
+        (operator, {}, refused),
+    )
+    servers = {settings: nats_server(settings) for settings in (password, token, nkey, operator)}
+    for settings, section, error in rows:
+        with pytest.raises(SourceError, match=error) if error else contextlib.nullcontext():
+            login(servers[settings], **section)
 
 
 def test_tls_is_verified_and_a_client_certificate_is_shown(nats_server: Start, tmp_path: Path) -> None:
-    authority = certificate(tmp_path, "ca", None)
-    certificate(tmp_path, "server", authority)
-    certificate(tmp_path, "client", authority)
-    server = nats_server(
-        f'tls {{ cert_file: "{tmp_path}/server.pem", key_file: "{tmp_path}/server-key.pem", '
-        f'ca_file: "{tmp_path}/ca.pem", verify: true }}'
-    )
-    address = server.url.replace("nats://", "tls://")
+    issue(tmp_path)
+    server = nats_server(secured(tmp_path, "verify: true"))
     ca, pair = str(tmp_path / "ca.pem"), {"cert": str(tmp_path / "client.pem"), "key": str(tmp_path / "client-key.pem")}
-    assert asyncio.run(login(servers=[address], tls={"ca": ca, **pair}))
+    login(server, "tls", tls={"ca": ca, **pair})
     with pytest.raises(SourceError, match="certificate verify failed"):
-        asyncio.run(login(servers=[address], tls=pair))
+        login(server, "tls", tls=pair)
     with pytest.raises(SourceError):
-        asyncio.run(login(servers=[address], tls={"ca": ca}))
+        login(server, "tls", tls={"ca": ca})
+    login(nats_server(secured(tmp_path, "handshake_first: true")), "tls", tls={"ca": ca, "handshake_first": True})
+    plain = nats_server("authorization { user: app, password: s3cret }")
+    with pytest.raises(SourceError, match="TLS is configured, but the server does not offer it"):
+        login(plain, user="app", password="s3cret", tls={})
 
 
-def test_tls_before_the_servers_first_word(nats_server: Start, tmp_path: Path) -> None:
-    certificate(tmp_path, "server", certificate(tmp_path, "ca", None))
-    server = nats_server(
-        f'tls {{ cert_file: "{tmp_path}/server.pem", key_file: "{tmp_path}/server-key.pem", handshake_first: true }}'
-    )
-    tls = {"ca": str(tmp_path / "ca.pem"), "handshake_first": True}
-    assert asyncio.run(login(servers=[server.url.replace("nats://", "tls://")], tls=tls))
+def issue(directory: Path) -> None:
+    authority = certificate(directory, "ca", None)
+    certificate(directory, "server", authority)
+    certificate(directory, "client", authority)
+
+
+def secured(directory: Path, more: str = "verify: false") -> str:
+    pair = f'cert_file: "{directory}/server.pem", key_file: "{directory}/server-key.pem"'
+    return f'tls {{ {more}, {pair}, ca_file: "{directory}/ca.pem" }}'
 
 
 @contextlib.asynccontextmanager
@@ -136,7 +122,6 @@ async def reconnecting(server: NatsServer, settings: dict[str, Any], *errors: st
 
 
 async def restart(server: NatsServer) -> None:
-    """Stop and start the server."""
     await asyncio.to_thread(server.stop)
     await asyncio.to_thread(server.start)
 
@@ -152,86 +137,49 @@ async def rotate(server: NatsServer, settings: dict[str, Any], changed: str, rep
 
 @pytest.mark.filterwarnings("ignore:parameter 'timeout':DeprecationWarning")  # nats-py's use of aiohttp
 @pytest.mark.parametrize("scheme", ["nats", "wss"])
-def test_a_secret_that_changes_is_read_again(nats_server: Start, tmp_path: Path, scheme: str) -> None:
-    certificate(tmp_path, "server", certificate(tmp_path, "ca", None))
+async def test_a_secret_that_changes_is_read_again(nats_server: Start, tmp_path: Path, scheme: str) -> None:
+    issue(tmp_path)
     secret, address = tmp_path / "secret", f"127.0.0.1:{free_port()}"
-    pair = f'tls {{ cert_file: "{tmp_path}/server.pem", key_file: "{tmp_path}/server-key.pem" }}'
-    websocket = f'websocket {{ listen: "{address}", {pair} }}\n' if scheme == "wss" else ""
-
-    def served(password: str) -> str:
-        return f"{websocket}authorization {{ user: app, password: {password} }}"
-
+    websocket = f'websocket {{ listen: "{address}", {secured(tmp_path)} }}\n' if scheme == "wss" else ""
+    served = "authorization {{ user: app, password: {} }}".format
     secret.write_text("first")
-    server = nats_server(served("first"))
+    server = nats_server(websocket + served("first"))
     settings: dict[str, Any] = {"user": "app", "password_file": str(secret)}
     if scheme == "wss":
         settings |= {"servers": [f"wss://{address}"], "tls": {"ca": str(tmp_path / "ca.pem")}}
-    asyncio.run(rotate(server, settings, served("second"), lambda: secret.write_text("second")))
+    await rotate(server, settings, websocket + served("second"), lambda: secret.write_text("second"))
 
 
-def test_a_secret_that_cannot_be_read_again_stays_as_it_was(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with reconnecting(server, {"user": "app", "password_file": str(secret)}, "cannot read") as reported:
-            secret.unlink()
-            await restart(server)
-            await reported.wait()
-
-    secret = tmp_path / "secret"
-    secret.write_text("s3cret")
-    server = nats_server("authorization { user: app, password: s3cret }")
-    asyncio.run(scenario())
-
-
-def test_a_credentials_file_that_is_half_written_is_read_again(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with reconnecting(server, {"creds": str(file)}, "does not hold a user's JWT and seed") as refused:
-            file.write_bytes(whole[:-60])
-            await restart(server)
-            await refused.wait()
-            file.write_bytes(whole)
-
-    server = nats_server(decentralised(tmp_path))
-    file = tmp_path / "user.creds"
+async def test_a_credentials_file_that_is_half_written_is_read_again(nats_server: Start, tmp_path: Path) -> None:
+    server, file = nats_server(decentralised(tmp_path)), tmp_path / "user.creds"
     whole = file.read_bytes()
-    asyncio.run(scenario())
+    async with reconnecting(server, {"creds": str(file)}, "does not hold a user's JWT and seed") as refused:
+        file.write_bytes(whole[:-60])
+        await restart(server)
+        await refused.wait()
+        file.write_bytes(whole)
 
 
-def test_a_connection_that_the_server_ends_with_a_new_token_reconnects(nats_server: Start, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with reconnecting(server, {"token_file": str(secret)}):
-            secret.write_text("second")
-            settings = server.store_dir / "server.conf"
-            settings.write_text(settings.read_text().replace("first", "second"))
-            os.kill(server.pid, signal.SIGHUP)
-
-    secret = tmp_path / "secret"
+async def test_a_connection_that_ends_with_a_new_token_reconnects(nats_server: Start, tmp_path: Path) -> None:
+    server, secret = nats_server("authorization { token: first }"), tmp_path / "secret"
     secret.write_text("first")
-    server = nats_server("authorization { token: first }")
-    asyncio.run(scenario())
+    async with reconnecting(server, {"token_file": str(secret)}):
+        secret.write_text("second")
+        settings = server.store_dir / "server.conf"
+        settings.write_text(settings.read_text().replace("first", "second"))
+        os.kill(server.pid, signal.SIGHUP)
 
 
-def test_certificates_that_change_are_read_again(nats_server: Start, tmp_path: Path) -> None:
-    def issue(name: str) -> str:
-        (tmp_path / name).mkdir()
-        authority = certificate(tmp_path / name, "ca", None)
-        certificate(tmp_path / name, "server", authority)
-        certificate(tmp_path / name, "client", authority)
-        return (
-            f'tls {{ cert_file: "{tmp_path}/{name}/server.pem", key_file: "{tmp_path}/{name}/server-key.pem", '
-            f'ca_file: "{tmp_path}/{name}/ca.pem", verify: true }}'
-        )
+async def test_certificates_that_change_are_read_again(nats_server: Start, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for directory in (first, second):
+        directory.mkdir()
+        issue(directory)
 
     def replace() -> None:
         for file in ("ca.pem", "client.pem", "client-key.pem"):
-            (tmp_path / "second" / file).rename(tmp_path / "first" / file)
+            (second / file).rename(first / file)
 
-    server = nats_server(issue("first"))
-    files = {"ca": "ca.pem", "cert": "client.pem", "key": "client-key.pem"}
-    tls = {name: str(tmp_path / "first" / file) for name, file in files.items()}
-    asyncio.run(rotate(server, {"tls": tls}, issue("second"), replace))
-
-
-def test_credentials_are_never_sent_in_the_clear_when_tls_is_configured(nats_server: Start) -> None:
-    server = nats_server("authorization { user: app, password: s3cret }")
-    with pytest.raises(SourceError, match="TLS is configured, but the server does not offer it"):
-        asyncio.run(login(servers=[server.url], user="app", password="s3cret", tls={}))
+    server = nats_server(secured(first, "verify: true"))
+    tls = {"ca": f"{first}/ca.pem", "cert": f"{first}/client.pem", "key": f"{first}/client-key.pem"}
+    await rotate(server, {"tls": tls}, secured(second, "verify: true"), replace)

@@ -30,7 +30,7 @@ from tests.unit.archive.test_writer import BLOCK, ENCODER, batch, metadata, writ
 from tests.unit.verify.test_report import COMPLETE, finding, hole, with_holes
 
 LANGUAGES = {"sh", "console", "yaml", "sql", "python", "json"}
-"""Languages of blocks that a test runs or checks: see tests/acceptance/test_documents.py and test_first_capture.py."""
+"""Languages of blocks that a test runs or checks: see tests/acceptance/test_documents.py."""
 ENVIRONMENT = {"PWD": "/srv"}
 WATERMARK = {"created": "stream_created", "sample": "stream_message"}
 """Attributes that have another name in the file."""
