@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 
 from typer.main import get_command
@@ -39,18 +36,3 @@ def test_a_time_may_begin_with_a_minus() -> None:
     for words in (["--from", "-1x"], ["--since", "-1x"], ["--to=-1x"]):
         error = CliRunner().invoke(app, ["objects", "config.yaml", *words]).exception
         assert str(error).endswith('or -1h, got "-1x"')
-
-
-def test_a_shell_completes_commands_and_options() -> None:
-    def completed(text: str) -> list[str]:
-        asked = {"_JETCAPTURE_COMPLETE": "complete_bash", "COMP_WORDS": text, "COMP_CWORD": str(text.count(" "))}
-        program = "import sys; sys.argv[0] = 'jetcapture'; from jetcapture_py.cli import main; main()"
-        done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=False, env={**os.environ, **asked}
-        )
-        return done.stdout.split()
-
-    assert completed("jetcapture ver") == ["verify"]
-    assert "--strict" in completed("jetcapture verify --")
-    assert completed("jetcapture spark re") == ["replay"]
-    assert completed("jetcapture spark replay --filt") == ["--filter-subject"]

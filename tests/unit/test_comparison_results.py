@@ -6,13 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.compare import claims, page
-from benchmarks.compare.__main__ import standard
-from benchmarks.compare.formats import FORMATS
+from benchmarks.compare import claims
 from benchmarks.compare.measure import Measured
 from benchmarks.compare.orders import Scenario
 from benchmarks.compare.results import Results, rate
-from benchmarks.compare.runners import runners
 from benchmarks.compare.storage import Stored
 
 BASE = Scenario(messages=1000)
@@ -50,18 +47,3 @@ def test_claims_hold_at_their_bound_and_not_beyond_it() -> None:
         "json, bytes stored, against jet-capture": False,
         "json, CPU of a message, 10,000 keys against 4": False,
     }
-
-
-def test_the_page_and_the_readme_have_every_runner_of_the_standard_run() -> None:
-    names = list(runners(None))
-    outcome = Results(runs={case: {0: measured(1, size=1_000_000)} for case in standard(1000, names)})
-    text = page.page(outcome, "2026-11-28, on 2 cores.")
-    rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ")]
-    assert set(names) - {f"jetcapture-{name}" for name in FORMATS} <= set(rows)
-    assert set(FORMATS) <= set(rows)
-    assert "limit-ordered" not in text.split("### Both modes")[0]
-    table = page.readme(outcome, "2026-11-28, on 2 cores.")
-    assert table.startswith("2026-11-28, 1,000 messages of 250 B, 4 keys:")
-    assert all(f"| {title} |" in table for title in page.NAMES.values())
-    assert page.replaced(f"a\n{page.BEGIN}\nold\n{page.END}\nb", "new") == f"a\n{page.BEGIN}\n\nnew\n{page.END}\nb"
-    page.check()

@@ -8,10 +8,9 @@ from dataclasses import replace
 import hypothesis.strategies as st
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from hypothesis import given
 
-from jetcapture_py.archive import bundles, layout
+from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_numbers, bundle_of, bundle_text, row_group_rows
 from jetcapture_py.archive.layout import BlockId
 from tests.unit.archive.test_writer import ENCODER, Identity, batch, metadata, plain, read, write
@@ -86,16 +85,6 @@ def test_the_digest_is_that_of_the_same_messages_in_any_layout() -> None:
     bundled = write(keyed(identities, keys), block=BLOCK, encoder=SIXTEEN)
     assert bundled.name.digest == write(batch(identities)).name.digest
     assert replace(bundled.name, bundle="") == replace(write(batch(identities)).name, key=None)
-
-
-def test_a_message_of_several_rows_is_counted_once_also_between_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bundles, "MIN_ROWS", 3)
-    identities = [each for each in plain(10) for _ in range(4)]
-    rows = keyed(identities, ["a"] * 40).append_column(layout.ROW, pa.array([0, 1, 2, 3] * 10, pa.int32()))
-    encoded = write(rows, block=BLOCK, encoder=SIXTEEN)
-    assert (encoded.messages, encoded.name.rows) == (10, 40)
-    assert pq.ParquetFile(pa.BufferReader(encoded.data)).num_row_groups > 5
-    assert [row[layout.ROW] for row in read(encoded).to_pylist()] == [0, 1, 2, 3] * 10
 
 
 @given(st.integers(1, 5_000_000))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 from itertools import pairwise
 
 import numpy as np
@@ -44,18 +43,6 @@ def with_payloads(count: int, payloads: list[bytes], keys: list[str]) -> pa.Reco
     rows = batch(plain(count), key=keys)
     at = rows.schema.get_field_index(layout.PAYLOAD)
     return rows.set_column(at, ENVELOPE.field(layout.PAYLOAD), pa.array(payloads, pa.binary()))
-
-
-def test_pieces_of_messages_of_very_different_sizes_are_alike() -> None:
-    sizes = [1_000_000] * 8 + [1000] * 8000
-    shuffled = list(range(len(sizes)))
-    random.Random(5).shuffle(shuffled)
-    in_order = with_payloads(len(sizes), [bytes(size) for size in sizes], ["k"] * len(sizes))
-    for rows in (in_order, in_order.take(pa.array(shuffled))):
-        pieces, _ = ordered(pa.Table.from_batches([rows]), 2_000_000)
-        held = [piece.nbytes for piece in pieces]
-        assert len(held) >= 8
-        assert max(held) < 4_000_000
 
 
 @pytest.mark.parametrize("by_key", [False, True])

@@ -6,8 +6,6 @@ import asyncio
 import errno
 import gc
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -99,20 +97,6 @@ def test_the_files_never_exceed_the_size_and_leave_room_for_the_objects(tmp_path
     spool.close()
 
 
-def output_of(program: str, directory: Path) -> str:
-    """What a Python program prints that has the spool `spool` in this directory."""
-    begin = f"""
-import faulthandler, gc, resource
-from pathlib import Path
-from tests.unit.capture.test_spool import ROWS, Spool, SpoolFile
-faulthandler.dump_traceback_later(60, exit=True)
-spool = Spool(Path({str(directory)!r}), 1 << 30)
-"""
-    done = subprocess.run([sys.executable, "-c", begin + program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_an_object_is_gone_with_its_last_use(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 10 * SIZE)
     sink = SpoolFile(spool)
@@ -127,23 +111,6 @@ def test_an_object_is_gone_with_its_last_use(tmp_path: Path) -> None:
     gc.collect()
     assert spool.bytes == 0
     spool.close()
-
-
-def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
-    program = """
-resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-def write():
-    with SpoolFile(spool) as file:
-        file.write(bytes(20_000))
-for attempt in (lambda: spool.write(ROWS), write):
-    try:
-        attempt()
-    except OSError as error:
-        print(error.errno)
-gc.collect()
-print(spool.bytes, [*spool.path.iterdir()])
-"""
-    assert output_of(program, tmp_path).split("\n") == [str(errno.EFBIG), str(errno.EFBIG), "0 []", ""]
 
 
 def test_a_disk_that_hangs_is_given_up_until_it_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,24 +182,6 @@ def test_blocks_keep_their_rows_whatever_is_spooled_sealed_and_released(tmp_path
         assert steps > 5
 
     spooling(tmp_path, 2_000_000, scenario)
-
-
-def test_what_a_slow_key_leaves_of_a_file_is_made_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool_module, "SMALL", 0)
-
-    async def scenario(blocks: Blocks, work: Spooling) -> None:
-        for _ in range(4):
-            add(blocks, [("slow", 0)] * 10 + [("fast", 0)] * 90, size=2500)
-            assert await spool_all(work) == 1
-        before, numbers = work.spool.bytes, numbers_of(by_key(blocks)["slow"])
-        finish(blocks, blocks.seal([by_key(blocks)["fast"]], "test"))
-        assert len(blocks.spooled) == 4
-        add(blocks, [("fast", 0)] * 90, size=2500)
-        assert await spool_all(work) >= 2
-        assert work.spool.bytes < before
-        assert numbers_of(by_key(blocks)["slow"]) == numbers
-
-    spooling(tmp_path, 2_200_000, scenario)
 
 
 def test_rows_that_are_released_while_they_are_written_stay_released(tmp_path: Path) -> None:

@@ -162,23 +162,3 @@ def test_a_users_own_file_is_named_and_a_column_called_date_is_read(tmp_path: Pa
     pq.write_table(pq.read_table(path, partitioning=None), path)
     with pytest.raises(JetcaptureError, match=rf"{path.stem}.*: the checksum of its footer is wrong or missing"):
         read_archive(tmp_path, "ORDERS")
-
-
-def test_objects_that_are_replaced_while_planned_are_read_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    archive = Archive(tmp_path)
-    sources = [archive.write([1, 2]), archive.write([3])]
-    infos = ArchiveFiles.infos
-
-    def compacted(files: ArchiveFiles, objects: list[File], **more: Any) -> Any:
-        archive.write([2, 3, 4], "b")  # too late for the first plan
-        if [file.name for file in objects] == sources:
-            archive.write([1, 2, 3])
-            for source in sources:
-                (tmp_path / source.path).unlink()
-        return infos(files, objects, **more)
-
-    monkeypatch.setattr(ArchiveFiles, "infos", compacted)
-    found = read_archive(tmp_path, "ORDERS", columns=[layout.SEQ, "key"]).read_all().to_pylist()
-    assert sorted(row["key"] + str(row[layout.SEQ]) for row in found) == ["a1", "a2", "a3", "b2", "b3", "b4"]

@@ -10,15 +10,13 @@ import numpy as np
 
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.watermark import Watermark
-from jetcapture_py.pages.charts import MAX_BARS, Axis
 from jetcapture_py.pages.environment import environment
 from jetcapture_py.report.facts import Coverage, Facts, Hole, Scope, StoredObject
-from jetcapture_py.report.figures import after_compaction, small_for_good, strip, waits, worth_compacting
+from jetcapture_py.report.figures import strip, waits
 from jetcapture_py.report.page import findings, verdict
 from jetcapture_py.verify.ranges import Sequences
 from tests.support.report_page import Page
 
-DAY = 86_400
 UNDECODED = "could not be decoded and are in quarantine"
 MAY = int(datetime(2026, 5, 1, tzinfo=UTC).timestamp())
 
@@ -74,18 +72,6 @@ class TestText:
         assert rendered("<p>{{ text }}</p>", text="日本 é") == "<p>日本 é</p>"
 
 
-class TestAxis:
-    def test_bars_are_round_times_not_shorter_than_a_bucket_and_few(self) -> None:
-        for seconds, interval, step in (
-            *((0, 900, 900), (12 * 3600, 900, 900), (2 * DAY, 900, 3600), (2 * DAY, 4 * 3600, 6 * 3600)),
-            *((60 * DAY, 900, DAY), (3 * 365 * DAY, DAY, 28 * DAY), (300 * 365 * DAY, 900, 1521 * DAY)),
-        ):
-            axis = Axis.over({MAY: 1, MAY + seconds: 1}, interval)
-            assert axis.step == step
-            assert axis.bars <= MAX_BARS + 1
-            assert (axis.place(MAY), axis.place(MAY + seconds)) == (0, axis.bars - 1)
-
-
 class TestCharts:
     def strip(self, given: Coverage) -> Page:
         return Page(rendered("{{ parts.strip(chart) }}", chart=strip(given)))
@@ -108,16 +94,6 @@ class TestFigures:
         assert waits([stored(modified=MAY - 5.0)], lambda _: 0)[0].all == 0, "a clock that is behind"
         silent = [stored(modified=None), stored(oldest=None), stored(sealed_by="compact")]
         assert waits(silent, lambda _: 0) == {}
-
-    def test_compaction_is_worth_it_where_it_can_merge(self) -> None:
-        together = facts(objects=200)
-        assert after_compaction(together.objects) == 1
-        assert worth_compacting(together)
-        assert not small_for_good(together)
-        apart = replace(together, objects=[stored(key=f"k{number}") for number in range(200)])
-        assert after_compaction(apart.objects) == 200
-        assert not worth_compacting(apart)
-        assert small_for_good(apart)
 
 
 VERDICTS: list[tuple[Facts, bool, str]] = [

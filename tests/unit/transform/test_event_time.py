@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import msgpack
 import pyarrow as pa
 import pytest
 
@@ -161,18 +160,6 @@ def test_a_time_that_python_cannot_hold_is_quarantined() -> None:
         found = prepare(Sent(b"%d" % (2**63 - 1)), Sent(b"-%d" % (2**63 - 1)), time="at", decoder=decoder)
         assert faults(found) == {1: "time", 2: "time"}
         assert all("expected a time with a zone" in error and error.isprintable() for error in errors(found))
-
-
-def test_a_timestamp_of_messagepack_is_a_time_where_columns_are_inferred() -> None:
-    for name in ["at", "in.at"]:
-        stamp = msgpack.Timestamp(NOON, 123_456_000)
-        decode = {"format": "msgpack"}
-        payload = msgpack.packb({"at": stamp, "in": {"at": stamp}})
-        found = prepare(Sent(payload), Sent(msgpack.packb({"at": "x", "in": 1})), time=name, decode=decode)
-        assert places(found) == {1: NOON}
-        time = datetime.fromtimestamp(NOON, UTC).replace(microsecond=123_456)
-        assert found.rows.column(layout.TIME).to_pylist() == [time]
-        assert faults(found) == {2: "time"}
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

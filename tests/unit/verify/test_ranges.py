@@ -95,16 +95,6 @@ def test_many_ranges_are_added_at_once(parts: list[tuple[int, int] | list[int]])
     check(found, reference, 0, TOP)
 
 
-def test_a_chunk_that_has_become_full_takes_no_memory() -> None:
-    found = Sequences()
-    for start in range(0, CHUNK, 64):
-        found.add(np.arange(start, start + 64, dtype=np.int64))
-    assert found._chunks[0] is verify_ranges._FULL
-    found.add(np.array([5, 7], np.int64))
-    found.add_range(3, 9)
-    assert (len(found), ranges(found, 0, CHUNK)) == (CHUNK, [(CHUNK, CHUNK)])
-
-
 @settings(deadline=None)
 @given(additions, st.integers(0, 50))
 def test_stretches_hold_all_gaps_and_nothing_far_from_one(parts: list[tuple[int, int] | list[int]], close: int) -> None:
