@@ -77,13 +77,6 @@ def test_a_field_that_would_hide_a_column_of_the_archive_is_renamed() -> None:
     assert [name for name in others if layout.field_name(name) != name] == []
 
 
-@given(st.text(max_size=12))
-def test_no_field_name_is_one_of_the_archives(name: str) -> None:
-    column = layout.field_name(name)
-    assert column
-    assert column.lower() not in (*layout.RESERVED, *layout.ENVELOPE, layout.ROW)
-
-
 def may_share(one: ObjectName, other: ObjectName) -> bool:
     group, others = ((name.stream, name.quarantine, name.key, name.bucket) for name in (one, other))
     return group == others and one.first_seq <= other.last_seq and other.first_seq <= one.last_seq
@@ -136,10 +129,3 @@ def test_a_bucket_whose_bundles_cannot_be_of_one_number_is_one_group() -> None:
     objects = [in_bundle(1, 9, "3"), in_bundle(5, 6, "7")]
     assert layout.split_overlapping(objects, dict.fromkeys(objects, 8)) == (objects, [])
     assert layout.split_overlapping(objects, dict(zip(objects, (4, 8), strict=True))) == ([], objects)
-
-
-def test_digests_tell_sequences_from_timestamps_and_schemas_apart() -> None:
-    assert layout.digest(b"ab", b"c") != layout.digest(b"ab", b"d")
-    assert layout.digest(b"a" * 8, b"b" * 8) != layout.digest(b"b" * 8, b"a" * 8)
-    assert len(layout.digest(b"", b"")) == 16
-    assert layout.schema_id(["a:int64", "b:string"]) != layout.schema_id(["b:string", "a:int64"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from msgspec.structs import replace as changed
 
 from jetcapture_py.archive.incarnations import Origin
 from jetcapture_py.archive.watermark import MARGIN, NEVER, ConsumerWatermark, Filters, Watermark, minimum, path
-from jetcapture_py.capture.watermark import Observer, WatermarkUpdate, update_watermark
+from jetcapture_py.capture.watermark import SILENT, Observer, WatermarkUpdate, update_watermark
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.jetstream.consumer import ConsumerState, consumer_state
 from jetcapture_py.store import removal_of
@@ -102,6 +103,29 @@ def test_the_lag_is_the_age_of_the_oldest_message_beyond_the_floor() -> None:
     assert observer.lag(state(5, unacked=2)) == timedelta(seconds=90) + late
     assert observer.lag(state(30, pending=2)) == timedelta(seconds=70) + late
     assert observer.lag(state(30)) == timedelta()
+
+
+def asked(unacked: int, seconds: int) -> ConsumerState:
+    """The consumer's state, asked for so long after the epoch."""
+    moment = (datetime.fromtimestamp(0, UTC) + timedelta(seconds=seconds)).isoformat()
+    return consumer_state({"config": {}, "num_ack_pending": unacked, "ts": moment})
+
+
+def test_the_lag_is_that_of_the_first_message_while_nothing_is_stored() -> None:
+    for batches in (1, 20):
+        observer, ended = Observer("S", "c"), 21 * 60
+        for index in range(ended * batches):
+            observer.saw(1 + 50 * index, index * 1_000_000 // batches)
+        assert observer.lag(asked(1, ended)) == timedelta(seconds=ended)
+
+
+def test_the_lag_grows_while_the_server_does_not_answer() -> None:
+    observer = Observer("S", "c")
+    observer.saw(1, 0)
+    for unacked, age in ((1, 51), (0, 0)):
+        for silence, counted in ((SILENT / 2, 0), (1200, 1200)):
+            lag = observer.lag(replace(asked(unacked, 51), answered=monotonic() - silence)).total_seconds()
+            assert age + counted <= lag < age + counted + SILENT / 2
 
 
 def test_many_messages_leave_enough_to_know_the_time_roughly() -> None:

@@ -19,13 +19,13 @@ from jetcapture_py.archive.layout import BlockId, ObjectName
 from jetcapture_py.archive.writer import Encoder, ObjectWriter
 from jetcapture_py.compaction import unit as work
 from jetcapture_py.compaction.files import Files
-from jetcapture_py.compaction.plan import DRIFTED, OPEN, TOLERANCE, units
+from jetcapture_py.compaction.plan import DRIFTED, OPEN, SEVERAL, TOLERANCE, units
 from jetcapture_py.compaction.unit import CHANGED, CompactionSpec, Failed, Merged, Outcome, Skipped, compact_unit
 from jetcapture_py.errors import StoreError
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.store.removal import Removal, remove
 from tests.integration.spark.conftest import HOUR, Archive, both_layouts
-from tests.support.archives import encoded, put, write_parquet
+from tests.support.archives import encoded, lay_out, put, write_parquet
 from tests.support.examples import examples
 from tests.unit.archive.test_writer import ENCODER, batch
 
@@ -441,3 +441,23 @@ def test_objects_whose_columns_do_not_go_together_are_merged_by_kind(archive: Ar
     tables = [pq.ParquetFile(archive.root / name.path).read() for name in stored(archive)]
     values = {str(table.schema.field("value").type): table["value"].to_pylist() for table in tables}
     assert values == {"string": ["0", "0", "2", "2", "4", "4"], "int64": [1, 1, 3, 3, 5, 5]}
+
+
+def test_an_unreadable_object_may_be_of_a_longer_bucket_that_is_still_open(tmp_path: Path) -> None:
+    for seq in range(3):
+        (name,) = lay_out(tmp_path, {(seq, HOUR * 1_000_000 + seq): "k"}, 4, bucket=HOUR)
+    (tmp_path / name.path).write_bytes(b"PAR1PAR1")
+    failed, left = compacted(Files(ArchiveFiles(f"file://{tmp_path}", {})), 1 << 20, closed=HOUR + 7200.0)
+    assert (type(failed), left) == (Failed, Skipped(OPEN))
+    assert len(list(tmp_path.rglob("*.parquet"))) == 3
+
+
+def test_objects_of_different_numbers_of_bundles_are_not_merged_with_one_another(tmp_path: Path) -> None:
+    key = next(key for key in "abcdefgh" if bundle_of(key, 4) == bundle_of(key, 8))
+    for seqs, bundles in (([1], 4), ([2], 4), ([1, 4], 8)):
+        write(Archive(tmp_path, bundles), key, {(seq, 0, None) for seq in seqs})
+    outcomes = compacted(Files(ArchiveFiles(f"file://{tmp_path}", {})), 1 << 20)
+    assert outcomes == [Skipped(SEVERAL), *merged(outcomes)]
+    assert len(outcomes) == 2
+    metadata = [pq.read_metadata(tmp_path / name.path) for name in stored(Archive(tmp_path))]
+    assert sorted(footer.entries(each.metadata)[layout.BUNDLES] for each in metadata) == ["4", "8"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 
 import pytest
@@ -42,14 +40,6 @@ class TestTemporaryFiles:
         save_file(str(root), "files", NAME, directory / "old.txt")
         assert victim.read_text() == "precious"
         assert not (directory / "old.txt").is_symlink()
-
-    def test_the_mode_follows_the_umask(self, root: Path, directory: Path) -> None:
-        before = os.umask(0o027)
-        try:
-            save_file(str(root), "files", NAME, directory / NAME)
-        finally:
-            os.umask(before)
-        assert stat.S_IMODE((directory / NAME).stat().st_mode) == 0o640
 
     def test_none_is_left_after_a_failure(self, root: Path, directory: Path) -> None:
         store_file(root, "damaged", DATA, seq=3, digest="SHA-256=AAAA")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from jetcapture_py.jetstream.restore import BROKEN, CHUNK, PADDING
+from jetcapture_py.jetstream.restore import BROKEN, PADDING
 from jetcapture_py.restoring import backup
 from tests.support.backups import Entry, entries, inflated
 
@@ -67,15 +67,6 @@ def test_pieces_can_be_joined_with_padding_between_them() -> None:
     pieces = [b"NATSARC1", b"x" * 200_000, b"", bytes(range(256)) * 500, random.Random(1).randbytes(300_000)]
     frames = PADDING.join(b"".join(backup.framed(piece)) for piece in pieces)
     assert inflated(frames) == b"".join(pieces)
-
-
-def test_only_what_becomes_shorter_is_compressed() -> None:
-    long, short = random.Random(1).randbytes(2_000_000), b"abcd" * 500_000
-    chunks = backup.framed(memoryview(short + long + short))
-    assert inflated(b"".join(chunks)) == short + long + short
-    assert 2_000_000 < sum(map(len, chunks)) < 3_500_000
-    assert max(map(len, chunks)) <= CHUNK
-    assert len(chunks) <= -(-6_000_000 // CHUNK) + 1
 
 
 def test_a_broken_frame_is_read_by_nobody() -> None:

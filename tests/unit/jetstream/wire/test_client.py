@@ -191,20 +191,6 @@ def test_all_frames_arrive_as_from_the_stock_parser_wherever_they_are_cut() -> N
                 assert fast.outcome() == (messages, calls), cut
 
 
-def test_two_spaces_separate_words_as_in_the_stock_parser() -> None:
-    for spaced in (
-        b"MSG a 1  5\r\nhello\r\n",
-        b"MSG  a 1 r 5\r\nhello\r\n",
-        b"MSG  1 1 5\r\nhello\r\n",
-        b"MSG a 1  r 5\r\nhello\r\n",
-        b"HMSG  1 1 12 17\r\nNATS/1.0\r\n\r\nhello\r\n",
-        b"HMSG a 1 r 12  17\r\nNATS/1.0\r\n\r\nhello\r\n",
-    ):
-        for data in (spaced, spaced * 3, frame(1, b"before", b"x", ACK) + spaced + frame(1, b"after", b"y", ACK)):
-            fast, stock = outcomes(data)
-            assert fast == stock
-
-
 payloads = st.one_of(
     st.binary(max_size=40),
     st.sampled_from(LOOKALIKES),
