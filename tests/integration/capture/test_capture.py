@@ -17,7 +17,6 @@ import nats.errors
 import pyarrow as pa
 import pytest
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
@@ -160,30 +159,6 @@ async def test_a_limit_that_is_smaller_than_a_block_or_a_message_does_not_stall(
     assert len(rows(archive)) == 1000
 
 
-@pytest.mark.parametrize("count", [0, 30_000], ids=["idle", "backlog"])
-async def test_a_drain_unsubscribes_once_every_pull_has_ended(
-    server: NatsServer, archive: Path, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
-    open_pulls: list[int] = []
-    unsubscribe = Subscription.unsubscribe
-
-    await publish(server.url, plain(count))
-    settings = config(server.url, archive, source={"max_ack_pending": 1000, "batch": 200})
-    async with running(settings) as capture:
-        lanes = capture.source.pulls.slots
-
-        async def noted(subscription: Subscription) -> None:
-            open_pulls.append(sum(lane.active for lane in lanes))
-            await unsubscribe(subscription)
-
-        monkeypatch.setattr(Subscription, "unsubscribe", noted)
-        await until(lambda: any(lane.active for lane in lanes) and capture.source.fetched >= count / 10, "it pulls")
-    assert open_pulls == [0] * len(lanes)
-    state = await consumer(server.url)
-    assert state.num_ack_pending == 0
-    assert len(rows(archive)) == state.delivered.stream_seq == capture.source.fetched
-
-
 @pytest.mark.parametrize("taken", [0, 1])
 async def test_a_drain_with_unconfirmed_acks_succeeds_only_if_the_server_has_counted_them(
     server: NatsServer, archive: Path, taken: int
@@ -202,22 +177,6 @@ async def test_a_drain_with_unconfirmed_acks_succeeds_only_if_the_server_has_cou
         with refused if taken else contextlib.nullcontext(), leaves():
             async with running(settings, store=ThenStore(settings, forget_what_the_server_said)) as capture:
                 await until(lambda: capture.stats.received == 10 - taken, "the rest is received")
-
-
-async def test_a_pull_of_which_nothing_more_is_heard_is_made_again(server: NatsServer, archive: Path) -> None:
-    await publish(server.url, [])
-    async with running(config(server.url, archive, block={"max_age": "0.2s"})) as capture:
-        lanes = capture.source.pulls.slots
-        await until(lambda: all(lane.pull for lane in lanes), "every lane has pulled")
-        pulls = [lane.pull for lane in lanes]
-        for lane in lanes:  # as if the server had forgotten the pulls and never said so
-            lane.expires = 0.0
-        await until(
-            lambda: all(lane.pull > before for lane, before in zip(lanes, pulls, strict=True)),
-            "every lane has pulled again",
-        )
-        await publish(server.url, plain(10))
-        await until(lambda: capture.stats.acked == 10, "messages still come, each once")
 
 
 async def test_an_ack_that_was_lost_with_its_connection_is_sent_again(server: NatsServer, archive: Path) -> None:

@@ -7,39 +7,21 @@ from typing import Any
 
 import pytest
 
-from jetcapture_py.config.model import Config, parse
-from jetcapture_py.manage.apply import apply
+from jetcapture_py.config.model import Config
 from jetcapture_py.manage.check import check
 from jetcapture_py.verify.findings import Kind, Report
 from jetcapture_py.verify.proof import verify
-from tests.integration.manage.api import ask, ask_with, create
+from tests.integration.manage.api import ask_with, create
 from tests.support.nats_server import NatsServer
 from tests.support.proofs import spans
-from tests.support.running import CONSUMER, STREAM, capture_all, config, connection, settings
+from tests.support.running import CONSUMER, STREAM, capture_all, config, connection
 
 HOUR = 3600 * 10**9
 LIMITED = {"name": STREAM, "subjects": ["orders.>"], "consumer_limits": {"inactive_threshold": HOUR}}
-DELETES = "the server deletes the consumer, with the messages that only it needs, if no replica pulls for 1h; "
 
 
 async def warnings(configuration: Config) -> list[str]:
     return [finding.text for finding in (await check(configuration)).items if finding.about == "consumer"]
-
-
-@pytest.mark.parametrize("there", [False, True], ids=["new", "existing"])
-async def test_check_warns_of_the_limit_of_the_stream_and_its_advice_works(
-    server: NatsServer, tmp_path: Path, there: bool
-) -> None:
-    await create(server.url, {**LIMITED, "retention": "interest"}, {"max_ack_pending": 50_000} if there else None)
-    configuration = config(server.url, tmp_path)
-    assert [text for text in await warnings(configuration) if text.startswith(DELETES)]
-    advised = settings(server.url, tmp_path, source={"consumer_config": {"inactive_threshold": "36500d"}})
-    advised["stream"] = {"consumer_limits": {"inactive_threshold": "36500d", "max_ack_pending": 100_000}}
-    results = await apply(parse(advised), dry_run=False)
-    assert all(applied.plan.possible and not applied.ignored for applied in results)
-    assert not [text for text in await warnings(configuration) if "deletes" in text]
-    consumer = await ask(server.url, f"CONSUMER.INFO.{STREAM}.{CONSUMER}")
-    assert consumer["config"]["inactive_threshold"] == 36500 * 24 * HOUR
 
 
 @pytest.mark.parametrize(

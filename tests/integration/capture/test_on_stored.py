@@ -52,7 +52,7 @@ async def note_later(stored: StoredObject, location: str) -> None:
 
 
 class Notes:
-    """The same, as a class."""
+    """`note`, as a class."""
 
     def __call__(self, stored: StoredObject, location: str) -> None:
         note(stored, location)

@@ -29,6 +29,7 @@ from jetcapture_py.monitoring.facts import gather, this_process
 from jetcapture_py.monitoring.health import health
 from jetcapture_py.monitoring.history import History
 from jetcapture_py.store import LocalStore
+from tests.integration.manage.api import ask_with
 from tests.support.nats_server import NatsServer
 from tests.support.publishing import Publisher
 from tests.support.running import (
@@ -65,8 +66,7 @@ async def send(url: str, payloads: Iterable[bytes], subjects: int = 1) -> None:
 async def create(client: Client, configuration: Config, **settings: Any) -> None:
     """Create the configuration's consumer with other settings."""
     request = {"stream_name": STREAM, "config": {**consumer_config(configuration.source), **settings}}
-    answer = await client.request(f"$JS.API.CONSUMER.CREATE.{STREAM}.{CONSUMER}", json.dumps(request).encode())
-    assert b"error" not in answer.data
+    await ask_with(client, f"CONSUMER.CREATE.{STREAM}.{CONSUMER}", request)
 
 
 async def floor(url: str) -> int:

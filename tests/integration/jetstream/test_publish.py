@@ -4,12 +4,9 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
-import json
 import os
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -21,8 +18,8 @@ from jetcapture_py.jetstream.publish.frames import header_blocks
 from jetcapture_py.jetstream.publish.publisher import Publisher
 from jetcapture_py.jetstream.wire.client import Connection
 from tests.support.nats_server import NatsServer
+from tests.support.replays import Kept, messages
 
-Message = tuple[str, bytes, bytes]  # subject, header block, payload
 INVALID = r"invalid (header name|value of header A)"
 
 
@@ -44,14 +41,8 @@ async def connected(server: NatsServer) -> AsyncIterator[Connection]:
             await client.close()
 
 
-async def stored(nc: Any) -> list[Message]:
-    last = (await nc.jetstream().stream_info("S")).state.last_seq
-    found = []
-    for seq in range(1, last + 1):
-        answer = await nc.request("$JS.API.STREAM.MSG.GET.S", json.dumps({"seq": seq}).encode())
-        message = json.loads(answer.data)["message"]
-        found.append((message["subject"], *(base64.b64decode(message.get(part, "")) for part in ("hdrs", "data"))))
-    return found
+async def stored(server: NatsServer) -> list[Kept]:
+    return [kept for _, kept in await messages(server.url, "S")]
 
 
 async def send(publisher: Publisher, subject: str, *payloads: bytes, ids: bool = True) -> None:
@@ -91,7 +82,7 @@ async def test_rows_arrive_in_order_byte_for_byte(server: NatsServer) -> None:
                 pa.array(["s.a"] * 2), pa.nulls(2, pa.string()), header_blocks(replaced, extra, 2)
             )
             await publisher.publish_batch(pa.array(["s.a"]), pa.array([b""]), odd)
-        found = await stored(nc)
+        found = await stored(server)
     assert found[:6] == list(zip(subjects, blocks, [payload or b"" for payload in payloads], strict=True))
     assert [block for _, block, _ in found[6:]] == [
         b"NATS/1.0\r\nA: 1\r\nX: new\r\nNats-Msg-Id: id\r\n\r\n",  # in place of those of the same name
@@ -118,7 +109,7 @@ async def test_known_ids_count_as_duplicates(server: NatsServer) -> None:
         async with Publisher(nc) as publisher:
             for _ in range(3):
                 await send(publisher, "s.a", b"1", b"2")
-        assert (publisher.published, publisher.duplicates, len(await stored(nc))) == (6, 4, 2)
+        assert (publisher.published, publisher.duplicates, len(await stored(server))) == (6, 4, 2)
 
 
 async def test_an_invalid_subject_or_a_message_that_is_too_large_keeps_the_whole_batch_back(server: NatsServer) -> None:
@@ -136,7 +127,7 @@ async def test_an_invalid_subject_or_a_message_that_is_too_large_keeps_the_whole
             ):
                 with pytest.raises(SourceError, match=message):
                     await publisher.publish_batch(pa.array(["s.a", subject]), pa.array([b"", b"x" * size]))
-        assert await stored(nc) == []
+        assert await stored(server) == []
 
 
 async def test_bytes_under_way_are_bounded(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +144,7 @@ async def test_bytes_under_way_are_bounded(server: NatsServer, monkeypatch: pyte
 
             publisher._pending.add = watched  # type: ignore[method-assign]
             await send(publisher, "s.a", *[b"x" * 300_000] * 40, ids=False)
-        assert (publisher.published, len(await stored(nc))) == (40, 40)
+        assert (publisher.published, len(await stored(server))) == (40, 40)
     assert 900_000 < most <= 1_000_000
 
 
@@ -223,7 +214,7 @@ async def test_messages_that_found_no_stream_are_not_overtaken_by_later_ones(ser
             await nc.jetstream().update_stream(name="S", subjects=["s.>", "late.>"])
             await send(publisher, "late.a", *numbers[20:], ids=False)
         assert publisher.published == 40
-        assert [payload for _, _, payload in await stored(nc)] == numbers
+        assert [payload for _, _, payload in await stored(server)] == numbers
 
 
 async def test_order_and_ids_hold_when_the_server_crashes_again_and_again(
@@ -247,4 +238,4 @@ async def test_order_and_ids_hold_when_the_server_crashes_again_and_again(
             await publisher.flush()
             await crashing
         assert publisher.published == 4000
-        assert [int(payload) for _, _, payload in await stored(nc)] == list(range(4000))
+        assert [int(payload) for _, _, payload in await stored(server)] == list(range(4000))
