@@ -188,7 +188,7 @@ def _one_type(option: Mapping[str, Any]) -> str:
 def _default(path: str, setting: Mapping[str, Any]) -> str:
     value = setting.get("default")
     if value in (None, [], {}):
-        return {"block.max_age": "`block.interval`", "key": "`{subject}`"}.get(path, "")
+        return {"block.max_age": "`block.interval`", "key": "`{subject[0]}`"}.get(path, "")
     if isinstance(value, list):
         return ", ".join(f"`{item}`" for item in value)
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"

@@ -152,7 +152,7 @@ class SourceConfig(Section):
     @property
     def default_key(self) -> str:
         """The key template without the setting `key`."""
-        return "{subject}" if self.holds is None else buckets.DEFAULT_KEYS[self.holds[0]]
+        return "{subject[0]}" if self.holds is None else buckets.DEFAULT_KEYS[self.holds[0]]
 
     @model_validator(mode="after")
     def _start(self) -> Self:

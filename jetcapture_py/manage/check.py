@@ -47,6 +47,8 @@ SAMPLE = 2_000
 WINDOWS = (60.0, 600.0, 3_600.0, 86_400.0)
 """Windows, in seconds before now, to measure the rate over; the highest rate counts."""
 _SHORTEST = 1.0
+SMALL = 1_000
+"""Messages of an object below which reading many of them is slow."""
 
 
 def messages_per_object(
@@ -399,10 +401,12 @@ def _objects(findings: Findings, config: Config, rate: float, sample: Sample, un
     messages, setting = messages_per_object(config, rate, blocks, sample.size / archived, unacked, share)
     findings.figures |= {"messages_per_object": messages, "limit": setting, "keys": keys}
     where = plural(keys, "key") + (f" in {plural(bundles, 'bundle')}" if bundles else "")
-    findings.ok(
+    small = messages < SMALL and (config.maintain is None or config.maintain.compact is None)
+    (findings.warning if small else findings.ok)(
         "objects",
         f"at {rate * share:,.1f} messages/s and {where}, objects will have about {messages:,.0f} messages ({setting}); "
-        "`jetcapture maintain` merges them",
+        "`jetcapture maintain` merges them"
+        + (", and reads are slow until then: set maintain.compact" if small else ""),
     )
     if bundles:
         return

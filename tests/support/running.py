@@ -56,6 +56,8 @@ def settings(url: str, archive: str | Path, **sections: Any) -> dict[str, Any]:
     }
     for name, value in sections.items():
         found[name] = {**(found.get(name) or {}), **value} if isinstance(value, dict) else value
+    if not found["source"].keys() & {"bucket", "object_store"}:
+        found.setdefault("key", "{subject}")
     if "interval" not in found.setdefault("block", {}):
         found["block"] = {"interval": "1d", "max_age": "15m", **found["block"]}
     return found

@@ -218,8 +218,12 @@ def test_keys_columns_and_times_that_no_message_has_are_found_and_every_reason_o
     assert columns.startswith(
         "null in all rows of the newest 100 messages: device (path: device.idd), value (path: readings[0].value); "
     )
+    (small,) = warnings(config(server.url, tmp_path, source={"max_ack_pending": 1_000}))["objects"]
+    assert small.endswith("reads are slow until then: set maintain.compact")
+    merged = config(server.url, tmp_path, source={"max_ack_pending": 1_000}, maintain={"compact": {}})
+    assert "objects" not in warnings(merged)
     assert {"key", "columns", "time"}.isdisjoint(decoded("device.id", "{device}"))
-    for column, levels in (("id", {"warning", "ok"}), ("device", {"problem", "skipped"})):  # 20 and 100 of 100 messages
+    for column, levels in (("id", {"warning"}), ("device", {"problem", "skipped"})):  # 20 and 100 of 100 messages
         decode = {"format": "json", "columns": {column: "int64"}}
         items = asyncio.run(check(config(server.url, tmp_path, decode=decode, source={"max_ack_pending": 1_000}))).items
         assert {item.level for item in items if item.about in {"decode", "objects"}} == levels

@@ -24,6 +24,8 @@ ENV = {"NAME": "archive"}
 
 def given(source: dict[str, Any], **sections: Any) -> dict[str, Any]:
     found = settings("nats://127.0.0.1:4222", "/archive", **sections)
+    if "key" not in sections:
+        del found["key"]
     return {**found, "source": {"consumer": "archive", **source}}
 
 

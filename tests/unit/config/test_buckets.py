@@ -21,7 +21,7 @@ def test_a_bucket_names_its_stream_and_the_default_key() -> None:
         ({"bucket": "settings"}, "KV_settings", ""),
         ({"bucket": "a-b_C9", "stream": None}, "KV_a-b_C9", ""),
         ({"object_store": "files"}, "OBJ_files", "{subject[2]}"),
-        ({"stream": "KV_settings"}, "KV_settings", "{subject}"),
+        ({"stream": "KV_settings"}, "KV_settings", "{subject[0]}"),
     ):
         found = load(source={**source, "consumer": "archive"})
         assert (found.source.stream, found.key) == (stream, key)
