@@ -147,8 +147,8 @@ _NO_TABLES = (
     "Spark does not store table options for a Python data source; use CREATE TEMPORARY VIEW name USING nats OPTIONS (…)"
 )
 
-_DECODING = DecodeConfig.model_fields.keys() - {"format", "columns", "keep_payload"}
-"""Options that are settings of a capture's section `decode`."""
+_DECODING = DecodeConfig.model_fields.keys() - {"format", "columns", "keep_payload", "on_conflict"}
+"""Options that are settings of a capture's section `decode`: without those of what is archived or inferred."""
 Kind = TypeVar("Kind", bound=Section)
 
 
