@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jetcapture_py.verify.findings import Progress
 
 GROUPS = {
-    "Set up": ("demo", "schema", "check", "tap", "test", "apply", "export"),
+    "Set up": ("demo", "schema", "check", "tap", "columns", "test", "apply", "export"),
     "Run": ("run", "status"),
     "Read": ("query", "report", "objects", "files", "get", "spark"),
     "Keep": ("verify", "maintain", "compact", "quarantine", "erase", "restore"),
@@ -376,6 +376,18 @@ def tap(
     from jetcapture_py.manage import tap as command
 
     many.show_one(command.run(only(config, stream), count), as_json=as_json)
+
+
+@app.command()
+def columns(
+    config: opt.OneConfig, stream: opt.OneStream = None, start: opt.Start = None, as_json: opt.AsJson = False
+) -> None:
+    """Write the decode.columns that the newest messages suggest, or archived ones (--from). Stores nothing."""
+    from jetcapture_py.config.captures import only
+    from jetcapture_py.manage import columns as command
+    from jetcapture_py.manage import many
+
+    many.show_one(command.run(only(config, stream), opt.time_option("--from", start)), as_json=as_json)
 
 
 @app.command()

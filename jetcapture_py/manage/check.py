@@ -365,7 +365,7 @@ def _report_decoded(findings: Findings, config: Config, sample: Sample) -> None:
     if sample.rescued:
         example = one_line(sample.rescued[0], _MAX_EXAMPLE)
         text = f"{plural(len(sample.rescued), 'row')} of {count} with values that do not fit, such as {example}"
-        findings.warning("columns", f"{text}; they go to _nats_rescued: declare decode.columns, or fix the producer")
+        findings.warning("columns", f"{text}; they go to _nats_rescued; see jetcapture columns")
     if sample.keyless and config.key:
         missing = ", ".join(f"{{{name}}}" for name in sample.missing)
         what = f"no message of {count} has {missing}" if missing else f"no message of {count} has this key"
