@@ -10,31 +10,7 @@ import pytest
 
 import jetcapture_py
 
-USE = """
-import asyncio
-from pathlib import Path
-import pyarrow as pa
-from jetcapture_py import Capture, Config, Decoded, Decoder, Failure, KeyFunction, MessageBatch, Store, layout, load
-
-class Payloads:
-    def decode(self, batch: MessageBatch) -> Decoded:
-        payloads: pa.BinaryArray = batch.column(layout.PAYLOAD)
-        failures = (Failure(index=0, stage="", error=""),)
-        return Decoded(fields=pa.RecordBatch.from_pydict({"text": payloads}), failures=failures)
-
-def key(batch: MessageBatch, fields: pa.RecordBatch) -> pa.StringArray:
-    return pa.array(["eu"] * len(batch))
-
-def make(config: Config, store: Store) -> Capture:
-    decoder: Decoder = Payloads()
-    function: KeyFunction = key
-    return Capture(config, decoder=decoder, key=function, store=store)
-
-config: Config = load(Path("capture.yaml"))
-
-async def run() -> None:
-    await Capture(config).run(asyncio.Event(), until_caught_up=True)
-"""
+ROOT = Path(__file__).parents[2]
 
 
 def test_every_public_name_is_there_and_nothing_else() -> None:
@@ -52,16 +28,12 @@ def test_importing_the_package_imports_nothing_more() -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def checked(tmp_path: Path, program: str) -> str:
-    pytest.importorskip("mypy")
-    (tmp_path / "use.py").write_text(program)
-    command = [sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", str(tmp_path / "use.py")]
-    root = Path(__file__).parents[2]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=root).stdout
-
-
 @pytest.mark.exhaustive
 def test_type_checkers_see_the_public_names(tmp_path: Path) -> None:
-    (tmp_path / "use.py").write_text(USE)
-    assert "Success" in checked(tmp_path, USE)
-    assert 'Argument "key" to "Capture"' in checked(tmp_path, USE.replace("key=function", "key=decoder"))
+    pytest.importorskip("mypy")
+    command = [sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", str(tmp_path / "use.py")]
+    program = (ROOT / "examples" / "custom_decoder.py").read_text()
+    wrong = program.replace("key=site", "key=config")
+    for text, answer in ((program, "Success"), (wrong, 'Argument "key" to "Capture"')):
+        (tmp_path / "use.py").write_text(text)
+        assert answer in subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT).stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 from hypothesis import given
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.block_writer import TextWriter
 from jetcapture_py.archive.bundles import bundle_numbers, bundle_of, bundle_text, row_group_rows
 from jetcapture_py.archive.layout import BlockId
 from tests.unit.archive.test_writer import ENCODER, Identity, batch, metadata, plain, read, write
@@ -104,3 +106,12 @@ def test_what_cannot_be_written_is_salvaged_into_the_quarantine_without_keys() -
     table = read(salvaged)
     assert layout.KEY not in table.schema.names
     assert (table.column(layout.SEQ).to_pylist(), table.column("n").to_pylist()) == ([1, 2, 3], [1, 2, 3])
+
+
+def test_text_objects_in_bundles_have_the_key_as_a_column_and_are_sorted_by_it() -> None:
+    encoder = replace(SIXTEEN, format=TextWriter("ndjson", "none"))
+    rows = map(
+        json.loads,
+        write(keyed(plain(3), ["b", None, "a"]), block=BLOCK, encoder=encoder).data.to_pybytes().splitlines(),
+    )
+    assert [(row["key"], row[layout.SEQ]) for row in rows] == [(None, 2), ("a", 3), ("b", 1)]

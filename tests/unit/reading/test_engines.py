@@ -31,49 +31,24 @@ from tests.support.random_archives import STREAM, Message, RandomArchive, archiv
 class Arrow:
     """`read_archive` without Spark."""
 
-    def read(
-        self,
-        archive: RandomArchive,
-        *,
-        selection: Selection = EVERYTHING,
-        quarantine: bool = False,
-        columns: Sequence[str] | None = None,
-        dedupe: Dedupe = "auto",
-    ) -> pa.Table:
-        arguments: dict[str, Any] = {"columns": columns, "dedupe": dedupe, **selection.arguments()}
-        return read_archive(archive.url, STREAM, quarantine=quarantine, **arguments).read_all()
+    def read(self, archive: RandomArchive, *, selection: Selection = EVERYTHING, **how: Any) -> pa.Table:
+        return read_archive(archive.url, STREAM, **selection.arguments(), **how).read_all()
 
 
 class InDuckDB:
     """Views of `jetcapture query`."""
 
-    def read(
-        self,
-        archive: RandomArchive,
-        *,
-        selection: Selection = EVERYTHING,
-        quarantine: bool = False,
-        columns: Sequence[str] | None = None,
-        dedupe: Dedupe = "auto",
-    ) -> pa.Table:
+    def read(self, archive: RandomArchive, *, columns: Sequence[str] | None = None, **how: Any) -> pa.Table:
         with tempfile.TemporaryDirectory() as links, duckdb.connect(config={"threads": 1}) as connection:
-            create_view(connection, archive, links, selection, dedupe, quarantine=quarantine)
+            create_view(connection, archive, links, **how)
             names = "*" if columns is None else ", ".join(f'"{name}"' for name in columns)
             return connection.sql(f"SELECT {names} FROM archive").to_arrow_table()
 
 
-def create_view(
-    connection: duckdb.DuckDBPyConnection,
-    archive: RandomArchive,
-    links: str,
-    selection: Selection,
-    dedupe: Dedupe,
-    *,
-    quarantine: bool = False,
-) -> None:
+def create_view(connection: duckdb.DuckDBPyConnection, archive: RandomArchive, links: str, **how: Any) -> None:
     connection.execute("SET TimeZone = 'UTC'")
     files = ArchiveFiles(archive.url, {})
-    request = ReadRequest(files=files, stream=STREAM, selection=selection, dedupe=dedupe, quarantine=quarantine)
+    request = ReadRequest(files=files, stream=STREAM, **{"selection": EVERYTHING, **how})
     ArchiveViews(connection, files, Path(links)).create("archive", request.plan(for_sql=True))
 
 
@@ -134,7 +109,7 @@ def test_filters_in_sql_on_key_date_and_hour_neither_lose_nor_double_a_row(drawn
         for dedupe in DEDUPES:
             links = stack.enter_context(tempfile.TemporaryDirectory())
             connection = stack.enter_context(duckdb.connect(config={"threads": 1}))
-            create_view(connection, archive, links, EVERYTHING, dedupe)
+            create_view(connection, archive, links, dedupe=dedupe)
             for form in FORMS:
                 condition, fulfilled = drawn.draw(filters(archive))
                 same = " AND ".join(f"archive.{name} IS NOT DISTINCT FROM chosen.{name}" for name in PARTITIONS)

@@ -60,6 +60,9 @@ WIDENED: list[tuple[list[list[Any]], list[Any]]] = [
     ([[[1, "a", {"b": None}, None]]], [["1", "a", '{"b":null}', None]]),
     ([[{"a": 1}, {"b": "x"}, {"a": 0.5}, {}, None]], [AB | {"a": 1.0}, AB | {"b": "x"}, AB | {"a": 0.5}, AB, None]),
     ([[{"a": 1}, {LONG: 1}]], ['{"a":1}', f'{{"{LONG}":1}}']),
+    ([["a", 1, 1.5, True, None]], ["a", "1", "1.5", "true", None]),
+    ([[[1, "é"], {}, False, "s"]], ['[1,"é"]', "{}", "false", "s"]),
+    ([[True, 1, {"a": [1]}]], ["true", "1", '{"a":[1]}']),
     ([[{f"c{i}": i} for i in range(1001)]], [f'{{"c{i}":{i}}}' for i in range(1001)]),
 ]
 """Batches, and what the last one is: integers are doubles only while every one of them is exact, text is JSON."""
@@ -76,20 +79,6 @@ def test_a_number_that_is_too_large_fails_alone() -> None:
     payloads = [b'{"x": 1}', b'{"x": 1e400}', b'{"x": ' + b"9" * 5000 + b"}", b'{"x": 2}']
     rows = outcomes(InferringDecoder(conflict="widen").decode(batch_of(payloads)), 4)
     assert rows == [{"x": 1}, None, None, {"x": 2}]
-
-
-MIXED: list[tuple[list[Any], list[Any]]] = [
-    (["a", 1, 1.5, True, None], ["a", "1", "1.5", "true", None]),
-    ([{"a": [1]}, 1, "s"], ['{"a":[1]}', "1", "s"]),
-    ([[1, "é"], {}, False], ['[1,"é"]', "{}", "false"]),
-    ([True, 1], ["true", "1"]),
-]
-
-
-def test_what_cannot_be_reconciled_is_json_text() -> None:
-    for values, expected in MIXED:
-        assert column(*values).to_pylist() == expected
-        assert column(*values[::-1]).to_pylist() == expected[::-1]
 
 
 def test_what_holds_nothing_gives_no_column() -> None:
