@@ -160,7 +160,7 @@ def test_a_key_is_read_from_its_bundle_and_no_footer_is_read_twice(
     keys, bucket = [None, "", "eu", "us", "größe", "a/b", "007", "k'", *map(str, range(12))], 1_700_000_100
     messages = {(seq, bucket * 1_000_000 + seq): keys[seq % len(keys)] or None for seq in range(1, 101)}
     some = {each: key for each, key in messages.items() if each[0] < 10}
-    names = [*lay_out(tmp_path, messages, 16), *lay_out(tmp_path, some, 4, bucket=bucket + 900)]
+    names = [*lay_out(tmp_path, messages, 16), *lay_out(tmp_path, some, 1, bucket=bucket + 900)]
     footers: list[bytes] = []
     number = SchemaReader.number
 
@@ -172,10 +172,12 @@ def test_a_key_is_read_from_its_bundle_and_no_footer_is_read_twice(
     frame = read_archive(spark, str(tmp_path), "ORDERS", keys=["eu"])
     assert len(footers) == len(set(footers)) <= len(names)
     paths = {path.rpartition("/")[2] for path in frame.inputFiles()}
-    own = {bundle_of("eu", 16), bundle_of("eu", 4)}
+    own = {bundle_of("eu", 16), bundle_of("eu", 1)}
     assert paths == {name.path.rpartition("/")[2] for name in names if name.bundle in own}
     assert "EqualTo(key,eu)" in plan(frame)  # skips row groups and pages
-    assert seqs(frame) == sorted([seq for (seq, _), key in messages.items() if key == "eu"] + [2])
+    for chosen in (["eu"], [None], ["eu", None]):
+        expected = [seq for part in (messages, some) for (seq, _), key in part.items() if key in chosen]
+        assert seqs(read_archive(spark, str(tmp_path), "ORDERS", keys=chosen)) == sorted(expected)
 
 
 def test_only_objects_that_store_another_type_are_read_in_workers(spark: SparkSession, archive: Archive) -> None:
