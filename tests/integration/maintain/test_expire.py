@@ -76,8 +76,8 @@ def note(root: Path) -> Expired:
     return Expired.decode((root / expired_path(STREAM)).read_bytes(), STREAM, "x.json")
 
 
-def test_thirty_days_of_which_ten_are_kept(nats_server: Start, tmp_path: Path) -> None:
-    server, root = nats_server(), tmp_path / "archive"
+def test_thirty_days_of_which_ten_are_kept(server: NatsServer, tmp_path: Path) -> None:
+    root = tmp_path / "archive"
     catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
     thirty_days(server.url, tmp_path)
     sections: dict[str, Any] = {

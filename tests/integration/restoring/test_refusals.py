@@ -219,9 +219,9 @@ def fails(prepared: PreparedRestore, server: NatsServer, reason: str) -> str:
 
 
 def test_a_restore_that_fails_in_the_middle_leaves_no_stream(
-    nats_server: Start, large: Archive, monkeypatch: pytest.MonkeyPatch
+    server: NatsServer, large: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server, prepared, abort = nats_server(), prepare(request(large.url)), StreamRestore.abort
+    prepared, abort = prepare(request(large.url)), StreamRestore.abort
     last = max(large.root.rglob("*.parquet"))
     write_parquet(pq.ParquetFile(last).read().drop_columns([layout.PAYLOAD]), last)
     fails(prepared, server, "was stored again: read it again")
@@ -256,8 +256,8 @@ def in_the_middle(action: Callable[[], object]) -> Iterator[None]:
         yield
 
 
-def test_a_lost_connection_ends_the_restore_and_leaves_no_stream(nats_server: Start, large: Archive) -> None:
-    server, prepared = nats_server(), prepare(request(large.url))
+def test_a_lost_connection_ends_the_restore_and_leaves_no_stream(server: NatsServer, large: Archive) -> None:
+    prepared = prepare(request(large.url))
 
     def restart() -> None:
         server.kill()
@@ -311,9 +311,9 @@ def test_a_restore_that_is_ended_leaves_no_stream_or_says_how_to_remove_it(
 
 @pytest.mark.parametrize("subject", ["other", "orders"])
 def test_a_stream_that_somebody_creates_meanwhile_is_left_alone(
-    nats_server: Start, kept: Archive, monkeypatch: pytest.MonkeyPatch, subject: str
+    server: NatsServer, kept: Archive, monkeypatch: pytest.MonkeyPatch, subject: str
 ) -> None:
-    server, prepared, begin = nats_server(), prepare(request(kept.url)), StreamRestore.begin
+    prepared, begin = prepare(request(kept.url)), StreamRestore.begin
     taken = "stream ORDERS already exists"
 
     async def overtaken(started: StreamRestore, *arguments: Any) -> None:
@@ -330,8 +330,8 @@ def test_a_stream_that_somebody_creates_meanwhile_is_left_alone(
     assert asyncio.run(next_sequence(server.url, "ORDERS", f"{subject}.one")) == 1
 
 
-def test_a_stream_that_may_be_somebody_elses_is_left_alone_and_said(nats_server: Start, large: Archive) -> None:
-    server, prepared = nats_server(), prepare(request(large.url))
+def test_a_stream_that_may_be_somebody_elses_is_left_alone_and_said(server: NatsServer, large: Archive) -> None:
+    prepared = prepare(request(large.url))
 
     def replace() -> None:
         asyncio.run(delete(server.url, "ORDERS"))

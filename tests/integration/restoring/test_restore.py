@@ -29,17 +29,7 @@ from tests.support.archives import HOUR, Archive
 from tests.support.erasing import bury
 from tests.support.nats_server import NatsServer
 from tests.support.replays import ask
-from tests.support.restores import (
-    capture,
-    compact_all,
-    compare,
-    fill,
-    main,
-    next_sequence,
-    opened,
-    request,
-    state_of,
-)
+from tests.support.restores import capture, compact_all, compare, fill, main, next_sequence, opened, request, state_of
 from tests.support.rewinds import Setting, orders, rewound
 from tests.support.running import CONSUMER, STREAM, capture_all, config, objects, publish_and_capture, rows, settings
 
@@ -313,9 +303,8 @@ def shortened(kept: Archive) -> Archive:
 
 
 def test_what_was_removed_on_purpose_is_no_hole_and_does_not_come_back_and_other_gaps_are(
-    nats_server: Callable[..., NatsServer], shortened: Archive, capfd: pytest.CaptureFixture[str]
+    server: NatsServer, shortened: Archive, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    server = nats_server()
     assert main([shortened.url, "ORDERS", "--servers", server.url, "--dry-run"]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert "12 sequences have expired or were erased; the stream begins later" in lines

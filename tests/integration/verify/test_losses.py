@@ -72,9 +72,9 @@ async def one(start: Start, directory: Path) -> tuple[NatsServer, Subject]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_whatever_an_injured_server_lost_is_named(nats_server: Start, tmp_path: Path, seed: int) -> None:
+async def test_whatever_an_injured_server_lost_is_named(server: NatsServer, tmp_path: Path, seed: int) -> None:
     """Compared with what the server delivers afterwards: each archived message is unchanged, or in one finding."""
-    chance, server = random.Random(seed), nats_server()
+    chance = random.Random(seed)
     injured = [(plain(number, server, tmp_path), INJURIES[number % len(INJURIES)]) for number in range(TOGETHER)]
     await captured(server, [subject for subject, _ in injured])
 
@@ -163,8 +163,8 @@ async def test_a_flipped_bit_that_the_server_does_not_notice_is_found_in_the_con
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_no_harmless_history_raises_an_alarm(nats_server: Start, tmp_path: Path, seed: int) -> None:
-    chance, server = random.Random(1000 + seed), nats_server()
+async def test_no_harmless_history_raises_an_alarm(server: NatsServer, tmp_path: Path, seed: int) -> None:
+    chance = random.Random(1000 + seed)
     chosen = [HISTORIES[(seed * TOGETHER + number) % len(HISTORIES)] for number in range(TOGETHER)]
     subjects = [
         plain(number, server, tmp_path, **{"allow_direct": True, **changes})
@@ -193,10 +193,9 @@ async def test_no_harmless_history_raises_an_alarm(nats_server: Start, tmp_path:
 
 @pytest.mark.parametrize("decode", [{"format": "raw"}, {"format": "json", "rows": "lines"}], ids=["raw", "lines"])
 async def test_the_content_of_unusual_messages_is_as_archived(
-    nats_server: Start, tmp_path: Path, decode: dict[str, Any]
+    server: NatsServer, tmp_path: Path, decode: dict[str, Any]
 ) -> None:
     """Headers that are none or repeated, subjects that are not ASCII, several rows, and the quarantine."""
-    server = nats_server()
     messages: list[Message] = [("orders.a", b'{"a":1}', None), ("orders.a", b'{"a":1}\n{"a":2}', [("X", "ü")])]
     messages += [("orders.ü", b"", [("A", "1"), ("B", ""), ("A", "2")]), ("orders.b", b"\xff" * 900_000, None)]
     await publish(server.url, messages * 3)
@@ -245,9 +244,8 @@ async def send(server: NatsServer, payload: bytes, count: int) -> None:
     ],
 )
 def test_content_that_was_not_compared_fails_a_strict_proof(
-    nats_server: Start, tmp_path: Path, retention: str, sections: dict[str, Any], reason: str
+    server: NatsServer, tmp_path: Path, retention: str, sections: dict[str, Any], reason: str
 ) -> None:
-    server = nats_server()
     settings = config(server.url, tmp_path / "archive", **sections)
     asyncio.run(retaining(server, retention))
     asyncio.run(send(server, b'{"a":1}', 3))
@@ -260,9 +258,8 @@ def test_content_that_was_not_compared_fails_a_strict_proof(
 
 
 def test_nothing_is_advised_that_would_destroy_messages_which_came_after_a_rewind(
-    nats_server: Start, tmp_path: Path
+    server: NatsServer, tmp_path: Path
 ) -> None:
-    server = nats_server()
     settings = config(server.url, tmp_path / "archive", key="")
     asyncio.run(retaining(server, "limits"))
     with rewound(server):

@@ -215,9 +215,9 @@ async def test_without_the_stream_only_the_archives_own_gaps_are_known(nats_serv
 
 @pytest.mark.parametrize("policy", ["new", "last_per_subject", "by_start_time"])
 async def test_a_consumer_that_starts_late_owes_nothing_before_the_first_one_stored(
-    nats_server: Start, tmp_path: Path, policy: str
+    server: NatsServer, tmp_path: Path, policy: str
 ) -> None:
-    root, server = tmp_path / "a", nats_server()
+    root = tmp_path / "a"
     await publish(server.url, orders(100, "a"))
     source: dict[str, Any] = {"deliver_policy": policy}
     if policy == "last_per_subject":
@@ -295,9 +295,9 @@ async def test_a_server_that_is_killed_while_the_stream_is_read_costs_nothing_an
 
 @pytest.mark.parametrize("layout_", [KEYED, KEYED | BUNDLED], ids=["keys", "bundles"])
 async def test_a_random_loss_is_told_exactly(
-    nats_server: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout_: dict[str, Any]
+    server: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout_: dict[str, Any]
 ) -> None:
-    chance, server = random.Random(4), nats_server()
+    chance = random.Random(4)
     monkeypatch.setattr("jetcapture_py.verify.proof.MAX_READ_ON", 8)  # so that it is read in many ranges
     await publish(server.url, [(f"orders.{chance.choice('aabcd')}", b"x", None) for _ in range(3000)])
     filters = ["orders.a", "orders.b", "orders.c"]
@@ -420,10 +420,10 @@ async def test_a_watermark_promises_what_the_archive_has_or_fails(nats_server: S
 
 
 async def test_a_bucket_in_three_layouts_is_complete_and_each_message_counts_once(
-    nats_server: Start, tmp_path: Path
+    server: NatsServer, tmp_path: Path
 ) -> None:
     """Keys, then 4 bundles, then 8, whose names have as many digits, then 16: each has copies of all messages."""
-    server, root, numbers = nats_server(), tmp_path / "archive", (0, 4, 8, 16)
+    root, numbers = tmp_path / "archive", (0, 4, 8, 16)
     await publish(server.url, [(f"orders.{number % 40}", b"", None) for number in range(400)])
     for number in numbers:
         sections = {"block": {"bundles": number, "interval": "1d"}, "source": {"consumer": f"archive{number}"}}
