@@ -18,8 +18,10 @@ from tests.support.losses import HISTORIES, INJURIES, Subject, api, plain, remov
 from tests.support.nats_server import NatsServer
 from tests.support.proofs import losses_of, spans, unchecked
 from tests.support.publishing import Publisher
+from tests.support.replays import ask
+from tests.support.restores import main as restore
 from tests.support.rewinds import rewound
-from tests.support.running import Message, capture_all, config, connection, publish, rows
+from tests.support.running import Message, capture_all, config, connection, publish, publish_and_capture, rows
 
 Start = Callable[..., NatsServer]
 TOGETHER = 10
@@ -272,6 +274,15 @@ def test_nothing_is_advised_that_would_destroy_messages_which_came_after_a_rewin
     assert "source.start_sequence: 1" in other.action
     asyncio.run(capture_all(settings))
     assert {finding.kind for finding in losses_of(asyncio.run(verify(settings, content=True)))} == {Kind.FORK}
+
+
+def test_a_stream_that_was_restored_is_not_to_be_restored_again(server: NatsServer, archive: Path) -> None:
+    settings = publish_and_capture(server.url, archive, [("orders.a", b"x", None)] * 20, key="")
+    ask(server.url, "STREAM.DELETE.ORDERS")
+    assert only(asyncio.run(verify(settings)), Kind.LOST_STREAM).count == 20
+    assert restore([str(archive), "ORDERS", "--servers", server.url]) == 0
+    report = asyncio.run(verify(settings))  # it has no consumer yet
+    assert (losses_of(report), report.proven) == ((), False)
 
 
 async def test_a_stream_that_grows_during_the_proof_has_no_rewind(
