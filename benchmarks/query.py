@@ -58,7 +58,7 @@ def query(root: Path) -> Iterator[Timed]:
         links, spilled = (Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(2))
         connection = stack.enter_context(connect(spilled))
         request = ReadRequest(files=ArchiveFiles(str(root), {}), stream=STREAM)
-        views = ArchiveViews(connection, request.files, links)
+        views = ArchiveViews(connection, links)
 
         def run(statement: str) -> tuple[float, float]:
             began = time.perf_counter()

@@ -421,14 +421,17 @@ def schema() -> None:
 )
 def query(
     first: Annotated[
-        str, typer.Argument(metavar="CONFIG", help="The configuration file; or store.url and the stream.")
+        str,
+        typer.Argument(
+            metavar="CONFIG", help="The configuration file; or store.url and the stream; or an archive of many streams."
+        ),
     ],
     rest: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="SQL",
             help="Such as 'SELECT key, count(*) FROM archive GROUP BY key'. Without it: a shell on a terminal, else "
-            "standard input.",
+            "standard input. Before it: more configurations, for joins.",
         ),
     ] = None,
     start: opt.Start = None,
@@ -447,12 +450,19 @@ def query(
     output: Annotated[
         str | None, typer.Option(metavar="FILE", help="Output file; with --format parquet also a URL.")
     ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show all rows and columns of a table on a terminal, not 40 rows that fit.")
+    ] = False,
 ) -> None:
-    """Run SQL over an archive with DuckDB, each message once.
+    """Run SQL over archives with DuckDB, each message once.
 
     query CONFIG [SQL], or query URL STREAM [SQL].
     The views are archive, quarantine (messages that could not be decoded) and objects.
+
+    query DIRECTORY [SQL], or query CONFIG CONFIG… [SQL]: several streams, each a schema, such as orders.archive. SHOW
+    TABLES lists their views.
     """
+    from jetcapture_py.manage import many
     from jetcapture_py.manage import query as command
 
     opt.refuse(
@@ -462,14 +472,18 @@ def query(
             f"--output: only Parquet is written to a URL; --format {form} needs a file",
         ),
     )
+    archives, schemas, statement = opt.chosen_archives([first, *(rest or ())], options, stream, find=many.in_archive)
     request = command.QueryRequest(
-        archive=opt.chosen_archive([first, *(rest or ())], options, stream, sql="[SQL]"),
+        archives=archives,
+        schemas=schemas,
+        statement=statement,
         selection=opt.selection_of(start, end, keys, event_start, event_end),
         complete_only=complete_only,
         dedupe=dedupe,
         parquet_only=parquet_only,
         form=form,
         output=output,
+        everything=everything,
     )
     raise typer.Exit(command.run(request))
 

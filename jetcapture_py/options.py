@@ -4,9 +4,11 @@
 # Whatever needs more than typer is imported by the functions, for the same reason.
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, overload
 
@@ -15,6 +17,7 @@ import typer
 from jetcapture_py.errors import ConfigError
 
 if TYPE_CHECKING:
+    from jetcapture_py.config.captures import Find
     from jetcapture_py.config.model import Config, NatsConfig
     from jetcapture_py.reading.selection import Selection
 
@@ -31,6 +34,7 @@ SECRETS = {
     "user_seed": "NATS_USER_SEED",
 }
 """Settings of `nats` that --servers takes from the environment: every user of a machine sees its command lines."""
+_URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 SQL_MAY_BEGIN_WITH_A_COMMENT = {"ignore_unknown_options": True}
 """Context settings of a command with an argument SQL; `chosen_archive` refuses options that are misspelt."""
 
@@ -239,7 +243,7 @@ def chosen_archive(
         raise ConfigError(f"expected {_usage('CONFIG', sql)} or {_usage('URL STREAM', sql)}")
     first, *rest = words
     chosen = None
-    if "://" in first or Path(first).is_dir():
+    if _is_url(first):
         usage = _usage("URL STREAM", sql)
         if not rest or any(map(str.isspace, rest[0])):  # a statement in its place
             raise ConfigError(f"STREAM is missing: expected {usage}")
@@ -254,6 +258,81 @@ def chosen_archive(
     if sql == "SQL" and not rest:
         raise ConfigError(f"SQL is missing: expected {usage}")
     return ChosenArchive(url=url, stream=stream, options=given, config=chosen, statement=next(iter(rest), None))
+
+
+def chosen_archives(
+    words: Sequence[str], options: Iterable[str] | None, stream: str | None, *, find: "Find"
+) -> tuple[list[ChosenArchive], bool, str | None]:
+    """Return the archives of a query's arguments, whether each has a schema, and the SQL. Raises JetcaptureError.
+
+    `CONFIG [SQL]` and `URL STREAM [SQL]` are one archive without a schema. A URL or directory without a stream stands
+    for all of its streams, and so do several of these and of configurations; `find` finds those of a file for many.
+    """
+    from jetcapture_py.config.captures import CaptureFiles
+    from jetcapture_py.config.values import parse_option
+    from jetcapture_py.store.archive import open_archive
+
+    named = [words[0], *takewhile(_is_archive, words[1:])]
+    rest = words[len(named) :]
+    files = [Path(word) for word in named if not _is_url(word)]
+    of_stream = not files and bool(rest) and not any(map(str.isspace, rest[0])) and not _is_option(rest[0])
+    if len(named) == 1 and (of_stream or (files and (stream or not CaptureFiles(files).of_many))):
+        archive = chosen_archive(words, options, stream, sql="[SQL]")
+        return [archive], False, archive.statement
+    unexpected = [word for word in rest if _is_option(word)] or rest[1:]
+    if unexpected:
+        raise ConfigError(
+            f"unexpected argument {unexpected[0]}: expected CONFIG… [SQL], DIRECTORY [SQL] or URL STREAM [SQL]"
+        )
+    given = dict(option("--option", parse_option, options))
+    archives: list[ChosenArchive] = []
+    for word in named:
+        if _is_url(word):
+            names = open_archive(word, given).streams()
+            archives += [
+                ChosenArchive(url=word, stream=name, options=given) for name in names if stream in (None, name)
+            ]
+            continue
+        captures = CaptureFiles([Path(word)], find=find, streams=[stream] if stream else (), together=False).select()
+        if captures.problems:
+            raise ConfigError(*(line for lines in captures.problems.values() for line in lines))
+        for config in captures.configs.values():
+            settings = dict(config.store.options) | given
+            archives.append(ChosenArchive(url=config.store.url, stream=config.source.stream, options=settings))
+    if not archives:
+        raise ConfigError(f"no archive of a stream in {', '.join(named)}")
+    return _distinct(archives), True, next(iter(rest), None)
+
+
+def _distinct(archives: Iterable[ChosenArchive]) -> list[ChosenArchive]:
+    """Return the archives without repetitions. Raises ConfigError if two would have the same schema."""
+    known: dict[str, ChosenArchive] = {}
+    for archive in archives:
+        other = known.setdefault(archive.stream.lower(), archive)
+        if (_root(other.url), other.stream) != (_root(archive.url), archive.stream):
+            from jetcapture_py.text import without_credentials
+
+            places = [f"stream {one.stream} in {without_credentials(one.url)}" for one in (other, archive)]
+            raise ConfigError(f"{' and '.join(places)} are the same schema: query one of them")
+    return list(known.values())
+
+
+def _root(url: str) -> str:
+    path = url.removeprefix("file://")
+    return path.rstrip("/") if "://" in path else str(Path(path).absolute())
+
+
+def _is_url(word: str) -> bool:
+    return "://" in word or Path(word).is_dir()
+
+
+def _is_archive(word: str) -> bool:
+    """Whether an argument after the first is a configuration, a URL or a directory, rather than a stream or SQL."""
+    from jetcapture_py.config.values import is_stream_name
+
+    if not word or is_stream_name(word) or any(map(str.isspace, word)) or _is_option(word):
+        return False
+    return word.endswith((".yaml", ".yml")) or _URL.match(word) is not None or Path(word).is_dir()
 
 
 def _usage(archive: str, sql: str) -> str:

@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.text import Text
 
 from jetcapture_py import text
-from jetcapture_py.archive import layout
 from jetcapture_py.config.captures import (
     CAPTURES_AT_ONCE,
     AccountConfig,
@@ -31,11 +30,9 @@ from jetcapture_py.config.captures import (
     SelectedStreams,
 )
 from jetcapture_py.config.model import Config, parse
-from jetcapture_py.config.values import is_stream_name
 from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.jetstream.streams import on_server
 from jetcapture_py.store.archive import ArchiveFiles
-from jetcapture_py.store.root import NOT_OURS
 from jetcapture_py.text import escaped, one_line
 from jetcapture_py.threads import leave
 from jetcapture_py.verify.findings import Progress, ignore
@@ -59,8 +56,7 @@ def in_archive(file: AccountConfig) -> SelectedStreams:
     if file.divided:
         return on_server(file)
     archive = ArchiveFiles(file.sample.store.url, file.sample.store.options)
-    names = {*archive.names(), *archive.names(layout.QUARANTINE)} - NOT_OURS
-    return SelectedStreams(sorted(name for name in names if is_stream_name(name) and file.selects(name)))
+    return SelectedStreams([name for name in archive.streams() if file.selects(name)])
 
 
 def captures(

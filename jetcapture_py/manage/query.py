@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import re
 import shutil
 import signal
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
+from datetime import datetime
 from importlib import util
 from pathlib import Path
 from types import FrameType
@@ -18,11 +21,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
 from jetcapture_py.options import ChosenArchive
-from jetcapture_py.reading.duckdb import VIEWS, ArchiveViews, connect, named_views
-from jetcapture_py.reading.output import Format, write
+from jetcapture_py.reading.duckdb import VIEWS, ArchiveViews, connect, list_views, named_views
+from jetcapture_py.reading.output import Format, visible, write
 from jetcapture_py.reading.plan import Dedupe, ReadRequest, no_archive
 from jetcapture_py.reading.selection import Selection, complete_end
-from jetcapture_py.store.archive import AGAIN, File, open_archive
+from jetcapture_py.store.archive import AGAIN, ArchiveFiles, File, open_archive
 from jetcapture_py.text import MAX_LOGGED, one_line
 
 if TYPE_CHECKING:
@@ -31,6 +34,12 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 10
 """Attempts to run a statement on an archive that keeps changing."""
+_SHOWN_ROWS = 40
+"""Rows of a table on a terminal: the first and the last 20."""
+_EXPLAIN = ["explain_key", "explain_value"]
+"""The columns of EXPLAIN, whose text is shown as it is."""
+_SHOW_TABLES = re.compile(r"\s*SHOW\s+(ALL\s+)?TABLES\s*;?\s*", re.IGNORECASE)
+_UNQUALIFIED = re.compile(rf"Catalog Error: Table with name ({'|'.join(VIEWS)}) does not exist", re.IGNORECASE)
 _BATCH_ROWS = 2048
 """DuckDB's own batch size."""
 _MISSING = "SQL is missing: give a statement, or write it to standard input"
@@ -38,23 +47,28 @@ _MISSING = "SQL is missing: give a statement, or write it to standard input"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryRequest:
-    """A statement or shell, and its archive."""
+    """A statement or shell, and its archives."""
 
-    archive: ChosenArchive
-    """The archive. Without a statement, SQL is read from standard input, or a shell starts on a terminal."""
+    archives: Sequence[ChosenArchive]
+    schemas: bool = False
+    """Whether each stream is a schema; otherwise there is one archive."""
+    statement: str | None = None
+    """Without it, SQL is read from standard input, or a shell starts on a terminal."""
     selection: Selection
     complete_only: bool
     dedupe: Dedupe
     parquet_only: bool
     form: Format
     output: str | None
+    everything: bool = False
+    """Whether a table on a terminal has all rows and columns."""
 
 
 def run(request: QueryRequest) -> int:
     """Run the statement, or a shell; return the exit code. Raises JetcaptureError."""
     if util.find_spec("duckdb") is None:
         raise JetcaptureError("duckdb is missing: pip install 'jetcapture[query]'")
-    statement = request.archive.statement
+    statement = request.statement
     if statement is None and not sys.stdin.isatty():
         statement = sys.stdin.read()
         if not statement.strip():
@@ -91,40 +105,48 @@ def _ended_by_signals() -> Iterator[None]:
 
 @contextmanager
 def _session(request: QueryRequest) -> Iterator[_Session]:
-    archive, selection = request.archive, request.selection
-    files = open_archive(archive.url, archive.options)
-    if request.complete_only:
-        selection = replace(selection, end=complete_end(files, archive.stream, selection.end))
-    rows = ReadRequest(
-        files=files,
-        stream=archive.stream,
-        selection=selection,
-        dedupe=request.dedupe,
-        parquet_only=request.parquet_only,
-    )
+    opened: list[tuple[ChosenArchive, ArchiveFiles]] = []
+    views: dict[str, ReadRequest] = {}
+    for archive in request.archives:
+        same = (files for one, files in opened if (one.url, one.options) == (archive.url, archive.options))
+        files = next(same, None) or open_archive(archive.url, archive.options)
+        opened.append((archive, files))
+        rows = ReadRequest(
+            files=files,
+            stream=archive.stream,
+            selection=request.selection,
+            dedupe=request.dedupe,
+            parquet_only=request.parquet_only,
+        )
+        views |= {f"{archive.stream}.{name}" if request.schemas else name: rows for name in VIEWS}
     directory = Path(tempfile.mkdtemp(prefix="jetcapture-query-"))
     try:
         links = directory / "objects"
         links.mkdir()
         with closing(connect(directory / "spilled")) as connection, ThreadPoolExecutor(1, "query") as worker:
-            yield _Session(request, rows, connection, worker, ArchiveViews(connection, files, links))
+            created = ArchiveViews(connection, links, remote=not all(files.local for _, files in opened))
+            for archive in request.archives if request.schemas else ():
+                created.create_schema(archive.stream)
+            yield _Session(request, views, connection, worker, created)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 class _Session:
-    """An in-memory DuckDB with views of the archive's `rows` and of the quarantine."""
+    """An in-memory DuckDB with views of archives, by name."""
 
     def __init__(
         self,
         request: QueryRequest,
-        rows: ReadRequest,
+        known: Mapping[str, ReadRequest],
         connection: DuckDBPyConnection,
         worker: ThreadPoolExecutor,
         views: ArchiveViews,
     ) -> None:
         self.request, self.connection = request, connection
-        self._archive, self._worker, self._views = rows, worker, views
+        self._known, self._worker, self._views = known, worker, views
+        self._ends: dict[str, datetime] = {}
+        """Ends of the complete range of streams."""
         self._notices: set[str] = set()
         self._writing = False
 
@@ -162,6 +184,8 @@ class _Session:
 
         self._writing = False
         self._views.failure()  # an earlier statement's error
+        if self.request.schemas and _SHOW_TABLES.fullmatch(query):
+            query = list_views(self._known)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 self._create(query, again=attempt > 1)
@@ -180,12 +204,17 @@ class _Session:
     def _create(self, query: str, *, again: bool) -> None:
         """Create the views that a statement names, with the current objects; with `again`, also views that its own
         views or tables may read."""
-        for name in sorted({*named_views(query), *(self._views.plans if again else ())}):
-            if name == "objects":
-                self._views.create_objects(self._objects())
+        import duckdb
+
+        schema = ""
+        with suppress(duckdb.Error):  # in a failed transaction
+            schema = self.connection.execute("SELECT current_schema()").fetchall()[0][0]
+        for name in sorted({*named_views(query, self._known, schema), *(self._views.plans if again else ())}):
+            rows = self._rows(name)
+            if name.endswith("objects"):
+                self._views.create_objects(name, self._objects(rows))
                 continue
-            rows = self._archive
-            if name == "quarantine":
+            if name.endswith("quarantine"):
                 rows = replace(rows, quarantine=True, selection=replace(rows.selection, keys=None))
             plan = rows.plan(for_sql=True)
             self._views.create(name, plan)
@@ -194,20 +223,32 @@ class _Session:
                     self._notices.add(notice)
                     sys.stderr.write(f"{notice}\n")
 
-    def _objects(self) -> Iterator[File]:
+    def _rows(self, view: str) -> ReadRequest:
+        """Return what a view reads: with --complete-only, up to the watermark when its stream was first read."""
+        rows = self._known[view]
+        if not self.request.complete_only:
+            return rows
+        if rows.stream not in self._ends:
+            self._ends[rows.stream] = complete_end(rows.files, rows.stream, rows.selection.end)
+        return replace(rows, selection=replace(rows.selection, end=self._ends[rows.stream]))
+
+    def _objects(self, rows: ReadRequest) -> Iterator[File]:
         """Yield the objects that may hold messages of the selection, by their names."""
-        files, stream = self._archive.files, self._archive.stream
+        files, stream = rows.files, rows.stream
         listed = sorted(files.files(stream), key=lambda file: file.path)
         if not listed:
             raise no_archive(files, stream)
         for file in listed:
-            if file.name is not None and self._archive.selection.may_hold_name(file.name):
+            if file.name is not None and rows.selection.may_hold_name(file.name):
                 yield file
 
     def _read(self, query: str, *, last: bool) -> None:
         """Run a statement; write its rows if it is the `last` one, and leave no result open."""
         relation: Any = self.connection.sql(query)
         if relation is None:  # DuckDB 1 has run it, and it returned none
+            return
+        if last and self._is_shown and relation.columns != _EXPLAIN:
+            self._show(relation)
             return
         reader = relation.to_arrow_reader(_BATCH_ROWS)
         try:
@@ -218,14 +259,27 @@ class _Session:
         finally:
             reader.close()
 
+    @property
+    def _is_shown(self) -> bool:
+        request = self.request
+        return request.form == "table" and request.output is None and not request.everything and sys.stdout.isatty()
+
+    def _show(self, relation: Any) -> None:
+        """Write a table as DuckDB's shell does: some rows, and the columns that fit."""
+        shown = io.StringIO()
+        with redirect_stdout(shown):  # DuckDB only prints it
+            relation.show(max_rows=_SHOWN_ROWS, max_width=shutil.get_terminal_size().columns)
+        self._begin()
+        sys.stdout.writelines(f"{visible(line)}\n" for line in shown.getvalue().rstrip("\n").split("\n"))
+
     def _write(self, rows: pa.RecordBatchReader) -> None:
         request = self.request
-        if request.form == "table" and rows.schema.names == ["explain_key", "explain_value"]:
+        if request.form == "table" and rows.schema.names == _EXPLAIN:
             texts = rows.read_all().column(1).to_pylist()
             self._begin()
             sys.stdout.writelines(f"{text}\n" for text in texts)
             return
-        write(rows, request.form, request.output, request.archive.options, begin=self._begin)
+        write(rows, request.form, request.output, request.archives[0].options, begin=self._begin)
 
     def _begin(self) -> None:
         self._writing = True
@@ -237,6 +291,9 @@ class _Session:
         text = str(error).partition("\n\nLINE ")[0]
         if "TProtocolException" in text or "Failed to read file" in text:
             text = f"{text}; jetcapture verify --deep names damaged objects"
+        if self.request.schemas and _UNQUALIFIED.match(text):
+            stream = self.request.archives[0].stream
+            text = f'{text.splitlines()[0]} Name its stream, as in "{stream}".archive; SHOW TABLES lists all'
         return JetcaptureError(one_line(self._views.shown(text), MAX_LOGGED))
 
 
@@ -244,7 +301,9 @@ def _shell(session: _Session) -> None:
     """Read statements from the terminal until it ends."""
     with suppress(ImportError):
         import readline  # noqa: F401  it edits lines
-    about = f"SQL over {', '.join(VIEWS)} of stream {session.request.archive.stream}"
+    request = session.request
+    of = "each stream; SHOW TABLES lists them" if request.schemas else f"stream {request.archives[0].stream}"
+    about = f"SQL over {', '.join(VIEWS)} of {of}"
     sys.stdout.write(f"{about}; a semicolon at the end of a line runs it, Ctrl-D ends\n")
     lines: list[str] = []
     while True:

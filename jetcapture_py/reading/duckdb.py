@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 VIEWS = ("archive", "quarantine", "objects")
+_DATABASE = "memory"
+"""DuckDB's name of a database in memory. Schemas are named with it: without, `temp` and `system` are ambiguous."""
 _MEMORY_SHARE = 2
 """DuckDB gets this part of the memory; Python, Arrow and the page cache need the rest."""
 _REMOTE_THREADS = 16
@@ -41,7 +43,6 @@ _COPY, _FILE = "_nats_copy", "_nats_file"
 _ROW_NUMBER = "file_row_number"
 """DuckDB's column of row numbers within a file."""
 _ROW_BITS = 36
-_NAMED = re.compile(rf"\b({'|'.join(VIEWS)})\b", re.IGNORECASE)
 _OBJECTS = pa.schema(
     [
         ("key", pa.string()),
@@ -74,16 +75,41 @@ _SIMPLE = {
 }
 
 
-def named_views(statement: str) -> list[str]:
-    """Return the views that a statement may read."""
+def named_views(statement: str, views: Iterable[str], schema: str = "") -> list[str]:
+    """Return those of `views`, such as `archive` or `orders.archive`, that a statement may read.
+
+    `schema` is the current one, which need not be named.
+    """
     import duckdb
 
-    names = {name.lower() for name in _NAMED.findall(statement)}
+    names = {view for view in views if _pattern(view, schema).search(statement)}
     if names:
         # without tables of its own, as DuckDB names those that a view reads; some statements need these tables
         with duckdb.connect() as empty, suppress(duckdb.Error):
-            names.intersection_update(name.lower() for name in empty.get_table_names(statement))
+            tables = empty.get_table_names(statement, qualified=True)
+            names = {view for view in names if any(_pattern(view, schema).search(table) for table in tables)}
     return sorted(names)
+
+
+def _pattern(view: str, schema: str) -> re.Pattern[str]:
+    """Return the pattern of a view's name in SQL, in any case, quoted or not."""
+    stream, _, name = view.rpartition(".")
+    optional = "?" if stream.lower() == schema.lower() else ""
+    escaped = re.escape(_quoted(stream)[1:-1])
+    prefix = rf"(\"?{escaped}\"?\s*\.\s*){optional}" if stream else ""
+    return re.compile(rf"(?<!\w){prefix}\"?{name}(?!\w)", re.IGNORECASE)
+
+
+def list_views(views: Iterable[str]) -> str:
+    """Return the SELECT of these views, of which some may not exist yet, and of the user's own views and tables."""
+    known = ", ".join(
+        f"({_text(schema)}, {_text(name)})" for schema, _, name in (view.rpartition(".") for view in views)
+    )
+    own = " UNION ".join(
+        f"SELECT schema_name, {kind}_name FROM duckdb_{kind}s() WHERE NOT internal AND NOT {kind}_name ^@ '_nats_'"
+        for kind in ("view", "table")
+    )
+    return f"SELECT * FROM (VALUES {known}) AS views(schema, name) UNION {own} ORDER BY ALL"
 
 
 def sql_type(type_: pa.DataType) -> str:
@@ -134,32 +160,44 @@ def _memory() -> int:
 
 
 class ArchiveViews:
-    """Views of an archive on a DuckDB connection; each renders a plan.
+    """Views of archives on a DuckDB connection; each renders a plan. `orders.archive` is a view in the schema `orders`.
 
     `directory` is an empty directory for links to local objects.
     """
 
-    def __init__(self, connection: DuckDBPyConnection, files: ArchiveFiles, directory: Path) -> None:
-        self._connection, self.files = connection, files
+    def __init__(self, connection: DuckDBPyConnection, directory: Path, *, remote: bool = False) -> None:
+        """`remote`: some of the archives are."""
+        self._connection = connection
         self.plans: dict[str, ReadPlan] = {}
         """The plans of the created views."""
         self._functions: dict[tuple[pa.DataType, pa.DataType], str] = {}
         self._directory = directory
-        self._tops: dict[str, str] = {}
+        self._tops: dict[tuple[ArchiveFiles, str], str] = {}
         """Short paths that stand for directories of objects."""
-        self._remote: _Remote | None = None
-        if not files.local:
-            self._remote = _Remote(files)
+        self._remote = _Remote() if remote else None
+        if self._remote is not None:
             connection.register_filesystem(self._remote)
             connection.execute(f"SET threads = {_REMOTE_THREADS}")
 
     def create(self, name: str, plan: ReadPlan) -> None:
         """Create or replace a view of the rows of a plan."""
         self.plans[name] = plan
-        self._connection.execute(f"CREATE OR REPLACE TEMP VIEW {name} AS {self._select(plan)}")
+        self._create(name, self._select(plan))
 
-    def create_objects(self, files: Iterable[File]) -> None:
-        """Create or replace the view `objects` of these files."""
+    def _create(self, name: str, select: str) -> None:
+        schema, _, view = name.rpartition(".")
+        where = f"VIEW {_DATABASE}.{_quoted(schema)}.{view}" if schema else f"TEMP VIEW {view}"
+        self._connection.execute(f"CREATE OR REPLACE {where} AS {select}")
+
+    def create_schema(self, name: str) -> None:
+        """Create the schema of a stream, unless it has the name of one of DuckDB's own."""
+        import duckdb
+
+        with suppress(duckdb.Error):
+            self._connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_DATABASE}.{_quoted(name)}")
+
+    def create_objects(self, view: str, files: Iterable[File]) -> None:
+        """Create or replace a view that lists these files."""
         rows = [
             {
                 "key": name.key,
@@ -176,13 +214,13 @@ class ArchiveViews:
             for file in files
             if (name := file.name) is not None
         ]
-        self._connection.register("_nats_objects", pa.Table.from_pylist(rows, _OBJECTS))
-        self._connection.execute("CREATE OR REPLACE TEMP VIEW objects AS FROM _nats_objects")
+        self._connection.register(f"_nats_{view}", pa.Table.from_pylist(rows, _OBJECTS))
+        self._create(view, f"FROM {_quoted(f'_nats_{view}')}")
 
     def outdated(self) -> bool:
         """Whether an object that the views read was removed or rewritten. Raises StoreError."""
         for plan in self.plans.values():
-            now = list_objects(self.files, plan.directory, plan.selection)
+            now = list_objects(plan.files, plan.directory, plan.selection)
             sizes = {name: file.size for name, file in now.items()}
             if any(sizes.get(name) != plan.objects[name].size for name in plan.names):
                 return True
@@ -197,11 +235,11 @@ class ArchiveViews:
 
     def shown(self, text: str) -> str:
         """Replace the internal paths of objects in an error's text with the real ones."""
-        for top, path in self._tops.items():
+        for (_, top), path in self._tops.items():
             text = text.replace(f"{path}/", f"{top}/")
         return text
 
-    def _path(self, file: File) -> str:
+    def _path(self, files: ArchiveFiles, file: File) -> str:
         """Return the path of an object for DuckDB: its partitions and name, below the short path of the directory.
 
         So the only `=` in it are those of the partitions, and it has no characters of patterns.
@@ -209,15 +247,15 @@ class ArchiveViews:
         parts = file.place.split("/")
         levels = 3 if file.name is not None and file.name.quarantine else 4
         top, tail = "/".join(parts[:-levels]), "/".join(parts[-levels:])
-        path = self._tops.get(top)
+        path = self._tops.get((files, top))
         if path is None:
             number = len(self._tops)
-            path = f"{self._directory}/{number}" if self._remote is None else f"{_Remote.protocol}://{number}"
-            self._tops[top] = path
-            if self._remote is None:
+            path = f"{self._directory}/{number}" if files.local else f"{_Remote.protocol}://{number}"
+            self._tops[files, top] = path
+            if files.local:
                 Path(path).symlink_to(top)
-        if self._remote is not None:
-            self._remote.files_at[f"{path}/{tail}".removeprefix(f"{_Remote.protocol}://")] = file
+        if self._remote is not None and not files.local:
+            self._remote.files_at[f"{path}/{tail}".removeprefix(f"{_Remote.protocol}://")] = files, file
         return f"{path}/{tail}"
 
     # ------------------------------------------------------------------ SQL
@@ -259,7 +297,7 @@ class ArchiveViews:
             columns += [
                 f"{name} AS {name}" for name in map(_quoted, table.partitions)
             ]  # its case may differ in objects
-            paths = ", ".join(_text(self._path(plan.objects[name])) for name in members)
+            paths = ", ".join(_text(self._path(plan.files, plan.objects[name])) for name in members)
             options = "hive_partitioning = true, hive_types_autocast = false"
             if number:  # by path: DuckDB's own numbers of files are those that a filter on the partitions leaves
                 file = f"{first} + CAST(enum_code(CAST({_FILE} AS ENUM({paths}))) AS BIGINT)"
@@ -335,11 +373,10 @@ class _Remote(AbstractFileSystem):  # type: ignore[misc]
     failure: Exception | None = None
     """The last error of a request: DuckDB keeps only its text."""
 
-    def __init__(self, files: ArchiveFiles) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._files = files
-        self.files_at: dict[str, File] = {}
-        """The objects by their paths."""
+        self.files_at: dict[str, tuple[ArchiveFiles, File]] = {}
+        """The archives and objects by their paths."""
 
     def glob(self, path: str, **_: Any) -> list[str]:
         return [path]
@@ -353,19 +390,19 @@ class _Remote(AbstractFileSystem):  # type: ignore[misc]
 
     def size(self, path: str) -> int:
         """Return the object's size in bytes."""
-        return self.files_at[self._strip_protocol(path)].size
+        return self.files_at[self._strip_protocol(path)][1].size
 
     def modified(self, path: str) -> datetime:
         """Return the object's modification time, or 1970 if the store does not tell."""
-        return datetime.fromtimestamp(self.files_at[self._strip_protocol(path)].modified or 0, UTC)
+        return datetime.fromtimestamp(self.files_at[self._strip_protocol(path)][1].modified or 0, UTC)
 
     def open(self, path: str, *_: Any, **__: Any) -> ObjectParts:
         """Open an object; each read is one request."""
-        file = self.files_at[self._strip_protocol(path)]
+        files, file = self.files_at[self._strip_protocol(path)]
 
         def read(start: int, end: int) -> bytes:
             try:
-                return self._files.read(file, start, end)
+                return files.read(file, start, end)
             except JetcaptureError as error:
                 self.failure = error
                 raise

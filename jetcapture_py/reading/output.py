@@ -172,8 +172,8 @@ def table(names: Sequence[str], rows: Iterable[Sequence[str | None]]) -> Iterato
 
     Memory is bounded: the first rows determine the widths, and wider values in later rows shift their line.
     """
-    shown = (tuple("NULL" if value is None else _visible(value) for value in row) for row in rows)
-    heading = tuple(map(_visible, names))
+    shown = (tuple("NULL" if value is None else visible(value) for value in row) for row in rows)
+    heading = tuple(map(visible, names))
     first = list(islice(shown, _MEASURED))
     widths = [max(map(len, column)) for column in zip(heading, *first, strict=True)]
     for line in chain((heading, tuple("-" * width for width in widths)), first, shown):
@@ -189,7 +189,8 @@ def check_names(names: Iterable[str], what: str) -> None:
         known.add(name)
 
 
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
+    """Return a text that cannot affect a terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else escaped(c) for c in text)
 
 

@@ -26,6 +26,7 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.removed import Erased, Expired, expired_path
 from jetcapture_py.archive.stream_config import StreamConfig
 from jetcapture_py.archive.watermark import Watermark
+from jetcapture_py.config.values import is_stream_name
 from jetcapture_py.errors import ConfigError, JetcaptureError, StoreError, VanishedError
 from jetcapture_py.store import open_driver, open_store
 from jetcapture_py.store.credentials import RenewedDriver, with_secrets
@@ -34,6 +35,7 @@ from jetcapture_py.store.object_file import PIECE, ObjectFile, ObjectParts
 from jetcapture_py.store.objects import ObjectStore, root_of
 from jetcapture_py.store.ports import Entry, RemoteDriver
 from jetcapture_py.store.protection import Protection, azure_protection, s3_protection
+from jetcapture_py.store.root import NOT_OURS
 from jetcapture_py.text import one_line, without_credentials
 from jetcapture_py.threads import futures_of
 
@@ -180,10 +182,15 @@ class ArchiveFiles:
         entries = self._list(f"{self._template}/{directory}".rstrip("/"), deep=False)
         return [entry.path.rpartition("/")[2] for entry in entries]
 
+    def streams(self) -> list[str]:
+        """List the streams with an archive or a quarantine, also deleted ones. Raises StoreError."""
+        names = {*self.names(), *self.names(layout.QUARANTINE)} - NOT_OURS
+        return sorted(filter(is_stream_name, names))
+
     def known_streams(self) -> str:
         """Return a list of the archived streams for an error about an unknown stream; "" if that fails."""
         with suppress(StoreError):
-            streams = ", ".join(sorted(name for name in self.names() if not name.startswith(("_", "."))))
+            streams = ", ".join(self.streams())
             return f"; there are: {streams}" if streams else ""
         return ""
 

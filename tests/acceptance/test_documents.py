@@ -28,6 +28,7 @@ from jetcapture_py.cli import JOBS
 from jetcapture_py.config.model import load
 from jetcapture_py.manage.cases import load_cases
 from jetcapture_py.manage.cases import run as run_cases
+from jetcapture_py.reading.duckdb import VIEWS
 from spark_jobs.datasource import NatsDataSource
 from spark_jobs.datasource.combined import JetcaptureDataSource
 from tests.support.archives import Archive, write_parquet
@@ -208,6 +209,12 @@ def test_the_page_of_queries_joins_two_streams(tmp_path: Path, capsys: pytest.Ca
     archive.write([1], stream="PAYMENTS", order_id=[2], paid_at=["2026-05-01"])
     exec(python("docs/query.md", 2, tmp_path), {})
     assert re.findall(r"\d+", capsys.readouterr().out.rsplit("─┤")[-1]) == ["1", "100", "3", "300"]
+    (joined,) = [block for block in blocks("docs/query.md", "sh") if "SHOW TABLES" in block.text]
+    words = [shlex.split(line.replace(ARCHIVE, str(tmp_path)))[1:] for line in commands(joined)]
+    assert [jetcapture(*some, "--format", "csv").stdout.split() for some in words[:2]] == [
+        ["schema,name", *(f"{name},{view}" for name in ("ORDERS", "PAYMENTS") for view in sorted(VIEWS))],
+        ["order_id,amount", "1,100", "3,300"],
+    ]
 
 
 def test_the_recipe_of_a_decoder_decodes_and_quarantines(nats_server: Start, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,7 +70,7 @@ def session_of(archive: Archive, form: str = "csv") -> Any:
     """A session that writes in this format."""
     others = {"complete_only": False, "dedupe": "auto", "parquet_only": False, "form": form, "output": None}
     chosen = ChosenArchive(url=archive.url, stream="ORDERS", options={})
-    return command._session(command.QueryRequest(archive=chosen, selection=Selection(), **others))
+    return command._session(command.QueryRequest(archives=[chosen], selection=Selection(), **others))
 
 
 def test_a_table_is_the_default(orders: Archive) -> None:
@@ -252,6 +253,93 @@ WRONG = [
     (["SELECT 1", "--from", "noon"], 2, "--from: "),
     (["SELECT 1", "--frmat", "csv"], 2, "unexpected argument --frmat: expected URL STREAM [SQL]"),
 ]
+JOIN = (
+    'SELECT o._nats_seq, p.paid, (SELECT count(*) FROM "pay-ments".objects) AS objects '
+    'FROM orders.archive o JOIN "pay-ments".archive p ON o.amount = p.amount'
+)
+
+
+@pytest.fixture
+def several(orders: Archive) -> Archive:
+    """An archive of the streams ORDERS, pay-ments and Damaged; of the last only the quarantine can be listed."""
+    orders.write([1], stream="pay-ments", amount=[10.0], paid=["yes"])
+    orders.write([1], stream="Damaged", quarantine=True)
+    (path,) = orders.root.glob("_quarantine/Damaged/**/*.parquet")
+    path.write_bytes(b"")
+    (orders.root / "config.yaml").write_text(yaml.safe_dump(settings("nats://127.0.0.1:1", orders.url)))
+    return orders
+
+
+def test_each_stream_of_a_directory_is_a_schema_and_only_named_ones_are_planned(several: Archive) -> None:
+    path = str(several.root)
+    assert told(path, JOIN) == ["3,yes,1"]
+    assert told(path, f"USE orders; {SEQS}", "--from", "2026-05-01T13:00") == ["4"]
+    assert told(path, SEQS.replace("archive", "orders.archive"), "--stream", "ORDERS") == ['"1,2,3,4"']
+    for show in ("SHOW TABLES", "show all tables;"):
+        rows = told(path, f"CREATE TABLE t (a INT); CREATE VIEW v AS FROM orders.objects; {show}")
+        assert rows == [
+            *(f"{name},{view}" for name in ("Damaged", "ORDERS") for view in ("archive", "objects", "quarantine")),
+            *("main,t", "main,v"),
+            *(f"pay-ments,{view}" for view in ("archive", "objects", "quarantine")),
+        ]
+    for sql, error in (
+        (SEQS, 'Table with name archive does not exist! Name its stream, as in "Damaged".archive; SHOW TABLES lists'),
+        ("FROM damaged.quarantine", "cannot read "),
+        (
+            SEQS.replace("archive", "orders.archive") + " --",
+            "has no watermark for stream ORDERS, which --complete-only",
+        ),
+    ):
+        assert error in query(path, sql, *(["--complete-only"] if "--" in sql else []), code=1)
+
+
+def test_configurations_and_archives_are_queried_together(several: Archive, tmp_path: Path) -> None:
+    one, many, other = (tmp_path / name for name in ("one.yaml", "many.yaml", "other"))
+    one.write_text(yaml.safe_dump(settings("nats://127.0.0.1:1", several.url, source={"stream": "ORDERS"})))
+    source = {"streams": ["pay-*", "none-*"], "consumer": "archive"}
+    many.write_text(yaml.safe_dump(settings("nats://127.0.0.1:1", several.url) | {"source": source}))
+    Archive(other).write([1], stream="REFUNDS", amount=[10.0])
+    joined = f"{JOIN} JOIN refunds.archive r ON r.amount = o.amount"
+    assert told(str(one), str(many), str(one), str(other), joined) == ["3,yes,1"]
+    assert [row.partition(",")[0] for row in told(str(many), "SHOW TABLES")] == ["pay-ments"] * 3
+    Archive(other).write([1], stream="orders")
+    (tmp_path / "empty").mkdir()
+    for words, problem in (
+        ([one, other, "SELECT 1"], f"stream ORDERS in {several.url} and stream orders in {other} are the same schema"),
+        ([tmp_path / "empty", "SELECT 1"], f"no archive of a stream in {tmp_path / 'empty'}"),
+        (
+            [other, "SELECT 1", "more"],
+            "unexpected argument more: expected CONFIG… [SQL], DIRECTORY [SQL] or URL STREAM",
+        ),
+        ([other, "--frmat", "csv"], "unexpected argument --frmat: "),
+        ([one, "none.yaml", "SELECT 1"], "none.yaml: cannot be read: No such file or directory"),
+    ):
+        (line,) = query(*map(str, words), code=2).splitlines()
+        assert line.removeprefix("jetcapture: ").startswith(problem)
+
+
+def test_a_terminal_gets_40_rows_and_the_columns_that_fit(
+    orders: Archive, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = ", ".join(f"'value' AS column_{number}" for number in range(20))
+    sql = f"SELECT range AS n, {columns} FROM range(100)"
+    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((100, 20)))
+
+    def lines(*words: str) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["jetcapture", "query", orders.url, "ORDERS", *words])
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        with pytest.raises(SystemExit):
+            cli.main()
+        return capsys.readouterr().out.splitlines()
+
+    shown = lines(sql)
+    assert sum("value" in line for line in shown) == 40
+    assert max(map(len, shown)) <= 100
+    assert "100 rows (40 shown)" in shown[-1].replace("  ", " ")
+    assert "21 columns" in shown[-1]
+    assert r"\u009b" in "".join(lines("SELECT chr(155)"))
+    assert len(lines(sql, "--all")) == 102
+    assert not any("explain_key" in line for line in lines("EXPLAIN SELECT amount + 1 FROM archive"))
 
 
 def test_errors_are_one_line(orders: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +358,6 @@ def test_errors_are_one_line(orders: Archive, monkeypatch: pytest.MonkeyPatch) -
     for view in ("archive", "objects"):
         assert refused(orders.url, "NOPE", f"SELECT count(*) FROM {view}") == no_archive
     assert '"": expected the name of a stream' in refused(orders.url, "", "SELECT count(*) FROM objects")
-    assert refused(orders.url, "SELECT 1", code=2) == "STREAM is missing: expected URL STREAM [SQL]"
     monkeypatch.setitem(sys.modules, "duckdb", None)
     assert refused(orders.url, "ORDERS", "SELECT 1") == "duckdb is missing: pip install 'jetcapture[query]'"
 
@@ -340,7 +427,9 @@ def test_without_sql_there_is_a_shell(
     assert wrong.startswith("Binder Error")
 
 
-def test_s3_is_read_and_written_without_extensions(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3_is_read_and_written_without_extensions(
+    archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Objects of which a column is a small part, in two schemas, with copies."""
     for first, amounts in ((1, [1, 2, 3]), (3, [3, 4, 5])):
         payloads = [os.urandom(1_500_000) for _ in amounts]
@@ -364,3 +453,7 @@ def test_s3_is_read_and_written_without_extensions(archive: Archive, monkeypatch
         assert told(url, "ORDERS", "SELECT count(*) FROM objects", *options) == ["3"]
         assert "nats/sums.parquet" in s3.names(endpoint, url)
         assert f"no archive of stream NOPE under {url}" in query(url, "NOPE", SUMS, *options, code=1)
+        other = Archive(tmp_path / "other")
+        other.write([3], "us", stream="PAYMENTS")
+        joined = "SELECT o.amount FROM orders.archive o JOIN payments.archive USING (_nats_seq)"
+        assert told(url, other.url, joined, *options) == ["3.0"]

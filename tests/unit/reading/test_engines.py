@@ -49,7 +49,7 @@ def create_view(connection: duckdb.DuckDBPyConnection, archive: RandomArchive, l
     connection.execute("SET TimeZone = 'UTC'")
     files = ArchiveFiles(archive.url, {})
     request = ReadRequest(files=files, stream=STREAM, **{"selection": EVERYTHING, **how})
-    ArchiveViews(connection, files, Path(links)).create("archive", request.plan(for_sql=True))
+    ArchiveViews(connection, Path(links)).create("archive", request.plan(for_sql=True))
 
 
 @examples(cost=2)
