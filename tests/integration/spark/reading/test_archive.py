@@ -145,6 +145,10 @@ def test_overlaps_cost_a_shuffle_only_where_names_and_sequences_do_not_settle_th
     assert "Exchange hash" not in plan(frame)
     assert plan(frame).count(layout.SEQ) < 50
     assert seqs(frame) == sorted(expected)
+    for key, others in (("x", [*range(1, 9)]), ("y", [*range(9, 15)])):  # parts of objects whose names are the same
+        archive.write(others, key)
+        archive.write([7, 8, 9, 10], key)
+    assert seqs(read_archive(spark, archive.url, "ORDERS", keys=["x", "y"])) == sorted([*range(1, 11), *range(7, 15)])
     frame = frame.where("key = 'a'")
     assert seqs(frame) == [*range(290)]
     assert re.search(r"PartitionFilters: \[[^]]*isnotnull\(key", plan(frame))  # through the deduplication

@@ -74,6 +74,12 @@ def test_a_wrong_option_is_one_clear_line() -> None:
         assert line.startswith(expected)
 
 
+def test_a_streaming_query_has_no_end() -> None:
+    for name, value in (("endingOffsets", "5"), ("endingTimestamp", "2026-01-01T00:00:00Z")):
+        with pytest.raises(ConfigError, match=f"^{name}: a streaming query has no end$"):
+            parse(ReadOptions, STREAM | {name: value}).for_stream()
+
+
 def test_a_secret_is_in_no_message_and_in_no_text_of_the_options() -> None:
     login = {"user": "app", "password": "hunter2"}
     with pytest.raises(ConfigError) as raised:
