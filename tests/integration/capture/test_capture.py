@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nats
@@ -214,6 +215,22 @@ async def test_acks_that_nobody_takes_are_sent_until_somebody_does_with_pauses_b
     pauses = [later - earlier for earlier, later in itertools.pairwise(at)]
     assert len(pauses) >= shared.ACK_ATTEMPTS + 1
     assert min(pauses) > 0.05
+
+
+@pytest.mark.parametrize(("result", "attempts"), [("REFUSED", 1), ("UNCONFIRMED", shared.ACK_ATTEMPTS)])
+async def test_acks_that_are_refused_or_never_confirmed_are_given_up(
+    monkeypatch: pytest.MonkeyPatch, result: str, attempts: int
+) -> None:
+    async def answer(*_: object) -> acks.AckResult:
+        return acks.AckResult[result]
+
+    monkeypatch.setattr(shared.Shared, "_ack", answer)
+    monkeypatch.setattr(shared, "FIRST_ACK_RETRY_S", 0.001)
+    source: Any = None
+    counts: Any = SimpleNamespace(acked=0, unconfirmed_acks=0)
+    given = shared.Shared(source, counts)
+    await asyncio.wait_for(given.ack(pa.array([b"reply"])), 60)
+    assert (counts.acked, counts.unconfirmed_acks, given.unconfirmed_at > 0) == (0, attempts, True)
 
 
 async def test_acks_that_the_server_does_not_confirm_are_sent_again(
