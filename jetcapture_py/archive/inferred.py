@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from jetcapture_py.archive.metadata import SmallFile
 
 DIRECTORY = "_columns"
@@ -17,6 +19,7 @@ KnownTypes = Mapping[str, Any]
 """The types of fields by their names in messages: `bool`, `int53` (an integer that a double holds exactly), `int64`,
 `double`, `string`, `binary`, `timestamp`, a list with the type of its elements (null: unknown), or an object with the
 types of its fields."""
+_SCALARS = ("bool", "int53", "int64", "double", "string", "binary", "timestamp")
 _WIDER = {frozenset(("int53", "int64")): "int64", frozenset(("int53", "double")): "double"}
 
 
@@ -25,6 +28,13 @@ class InferredColumns(SmallFile, frozen=True, kw_only=True):
 
     consumer: str
     types: dict[str, Any]
+    """In the order in which fields were seen, which decides the columns of names that differ only in case."""
+
+    def __post_init__(self) -> None:
+        _check(self.types)
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self) + b"\n"
 
 
 def path(stream: str, consumer: str) -> str:
@@ -42,12 +52,23 @@ def merged(kept: Any, other: Any) -> Any:
     if kept is None or other is None:
         return other if kept is None else kept
     if isinstance(kept, Mapping) and isinstance(other, Mapping):
-        return {name: merged(kept.get(name), other.get(name)) for name in [*kept, *(other.keys() - kept.keys())]}
+        return {name: merged(kept.get(name), other.get(name)) for name in {**kept, **other}}
     if isinstance(kept, list) and isinstance(other, list):
         return [merged(kept[0], other[0])]
     if isinstance(kept, str) and isinstance(other, str):
         return wider(kept, other) or kept
     return kept
+
+
+def _check(type_: Any) -> None:
+    """Raise ValueError unless it is a type of `KnownTypes`."""
+    if isinstance(type_, dict):
+        for inner in type_.values():
+            _check(inner)
+    elif isinstance(type_, list) and len(type_) == 1:
+        _check(type_[0])
+    elif type_ is not None and type_ not in _SCALARS:
+        raise ValueError(f"expected a type, got {type_!r}")
 
 
 def text(type_: Any) -> str:

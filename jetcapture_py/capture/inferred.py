@@ -44,6 +44,8 @@ class InferredTypes:
         self._notes, self._stream, self._consumer, self._call = notes, stream, consumer, call
         self._decoder = inferring(decoder)
         self._kept: KnownTypes = {}
+        self._written: KnownTypes = {}
+        """The decoder's types when they were last written: it takes over those of others with its next batch."""
 
     async def read(self) -> None:
         """Have the decoder keep the archive's types; if they cannot be read, log it, and infer them again."""
@@ -62,7 +64,7 @@ class InferredTypes:
         A failure is logged and retried with the next call.
         """
         decoder, notes = self._decoder, self._notes
-        if decoder is None or notes is None or decoder.types == self._kept:
+        if decoder is None or notes is None or decoder.types in (self._kept, self._written):
             return
         own = decoder.types
         types: dict[str, Any] = {}
@@ -85,7 +87,7 @@ class InferredTypes:
                 if before is not None and text(before) != text(type_):
                     event(log, logging.INFO, "column.changed", column=column, was=text(before), type=text(type_))
                     break
-        self._kept = types
+        self._kept, self._written = types, own
         if types != own:
             decoder.learn(types)
 

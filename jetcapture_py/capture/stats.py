@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 import time
@@ -11,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -38,6 +38,7 @@ _MAX_EXAMPLE = 80
 _MAX_COLUMNS = 1000
 _AGAIN = 3600.0
 """Seconds after which a rescued value of the same column is logged again."""
+_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _NEW_REASONS = 5
 """Maximum reasons kept of one batch. Error texts may contain values, so a batch can have one per message."""
 
@@ -171,7 +172,7 @@ class Rescued:
         self.messages = 0
         """Their rows since the start."""
         self.example: str | None = None
-        """The last value looked at, with its path."""
+        """The last value logged, with its path."""
         self._limits: dict[str, LogLimit] = {}
 
     def add(self, rows: pa.RecordBatch) -> None:
@@ -182,12 +183,13 @@ class Rescued:
         self.messages += count
         some = rows.select([layout.SEQ, layout.RESCUED]).filter(rows.column(at).is_valid()).slice(0, _MAX_EXAMINED)
         for row in some.to_pylist():
-            for path, value in msgspec.json.decode(row[layout.RESCUED]).items():
-                self.example = f"{path} = {one_line(json.dumps(value), _MAX_EXAMPLE)}"
+            for path, value in islice(_raw(row[layout.RESCUED]).items(), _MAX_COLUMNS):
                 column = re.split(r"[.\[]", path, maxsplit=1)[0]
                 if column not in self._limits and len(self._limits) == _MAX_COLUMNS:
                     continue
                 if self._limits.setdefault(column, LogLimit(_AGAIN)).due(time.monotonic()):
+                    start = bytes(memoryview(value)[: 4 * _MAX_EXAMPLE]).decode(errors="replace")
+                    self.example = f"{one_line(path, _MAX_EXAMPLE)} = {one_line(start, _MAX_EXAMPLE)}"
                     event(
                         log,
                         logging.WARNING,

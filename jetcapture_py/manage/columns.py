@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from jetcapture_py.archive import inferred, layout
 from jetcapture_py.archive.schema import ENVELOPE, REPLY
@@ -26,14 +27,14 @@ from jetcapture_py.manage.many import CommandResult
 from jetcapture_py.manage.tap import TIMEOUT, newest
 from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.text import one_line, plural
-from jetcapture_py.transform.batch import MessageBatch, decode_checked
+from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Decoder, MessageBatch, decode_checked
 from jetcapture_py.transform.decode.json_inferred import InferringDecoder
 from jetcapture_py.transform.prepare import Preparer
 
 SAMPLE = 2_000
 """Newest messages of the stream to decode."""
 _MAX_EXAMPLE = 60
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PLAIN = re.compile(r"(?!(?:true|false|yes|no|on|off|null|y|n)$)[a-z_][a-z0-9_]*", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -103,17 +104,29 @@ def _archived(config: Config, prepare: Preparer, start: datetime) -> Sample:
         config.store.url,
         config.source.stream,
         start=start,
-        columns=ENVELOPE.names.__contains__,
+        columns=(*ENVELOPE.names, layout.ROW).__contains__,
         options=config.store.options,
     )
     if layout.PAYLOAD not in batches.schema.names:
         raise ConfigError("decode.keep_payload: is false, so the archive has nothing to decode; leave --from out")
     for batch in batches:
+        if layout.ROW in batch.schema.names:  # only a message's first row has its payload
+            batch = batch.filter(pc.equal(pc.fill_null(batch.column(layout.ROW), 0), 0))
         rows = batch.select([name for name in ENVELOPE.names if name in batch.schema.names])
         rows = rows.append_column(REPLY, pa.nulls(len(rows), pa.binary()))
-        decoded = decode_checked(prepare.decoder, MessageBatch(stream=config.source.stream, rows=rows.cast(ENVELOPE)))
-        sample.add(decoded.fields, len(decoded.failures))
+        for decoded in _decoded(prepare.decoder, MessageBatch(stream=config.source.stream, rows=rows.cast(ENVELOPE))):
+            sample.add(decoded.fields, len(decoded.failures))
     return sample
+
+
+def _decoded(decoder: Decoder, batch: MessageBatch) -> Iterator[Decoded]:
+    """Decode messages, in smaller batches where their columns would be too large."""
+    try:
+        yield decode_checked(decoder, batch)
+    except BatchTooWideError:
+        half = len(batch) // 2
+        yield from _decoded(decoder, batch.slice(0, half))
+        yield from _decoded(decoder, batch.slice(half, len(batch) - half))
 
 
 def _columns(decoder: InferringDecoder, sample: Sample) -> Iterable[tuple[str, str, str]]:

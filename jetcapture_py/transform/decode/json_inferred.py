@@ -14,6 +14,7 @@ Messages with too many columns are refused in every case.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -61,6 +62,8 @@ _LARGE = 4 << 20
 """Objects and lists are counted in batches with larger payloads than this."""
 ARRAY_CELLS = 128
 """A column costs as much as this many values, even if it is shorter."""
+MISFIT_CELLS = 16
+"""A value that does not fit costs as much as this many values, and its path as much as its bytes."""
 
 Conflict = Literal["rescue", "quarantine", "widen"]
 Misfit = tuple[int, str, Any]
@@ -100,7 +103,7 @@ class InferringDecoder:
         self._budget = SchemaBudget(widens=conflict == "widen")
         self._root = Fields(self._budget, layout.field_name)
         self._columns = pa.schema([])
-        self._learned: KnownTypes | None = None
+        self._learned = self._applied = _NOTHING
         self.types: KnownTypes = {}
         """The types of all fields so far; replaced, never changed."""
 
@@ -110,8 +113,8 @@ class InferringDecoder:
 
     def decode(self, batch: MessageBatch) -> Decoded:
         """Decode every message of `batch`. Raises BatchTooWideError if its columns would be too large."""
-        if (learned := self._learned) is not None:
-            self._learned = None
+        if (learned := self._learned) is not self._applied:
+            self._applied = learned
             self._root.learn(merged(learned, self._root.known()), 1)
         size = batch.column(layout.PAYLOAD).nbytes
         if size > _LARGE:
@@ -163,6 +166,7 @@ class InferringDecoder:
             failures[index] = failure(index, f"{problem}; declare decode.columns", stage="schema")
 
 
+_NOTHING: KnownTypes = {}
 _TOO_MANY = f"more than {MAX_CONTAINERS:,} objects and lists; declare decode.columns"
 _TOO_WIDE = f"more than {MAX_CELLS} values, including nulls; declare decode.columns"
 
@@ -206,6 +210,12 @@ class SchemaBudget:
         if self.cells < 0:
             raise BatchTooWideError
 
+    def spend_paths(self, misfits: Sequence[Misfit], name: int) -> None:
+        """Reserve the values that these misfits are worth below a name of this size. Raises BatchTooWideError."""
+        self.cells -= sum(MISFIT_CELLS + (len(path) + name) // 8 for _, path, _ in misfits)
+        if self.cells < 0:
+            raise BatchTooWideError
+
 
 class Fields:
     """The fields of an object seen so far, by their names in JSON.
@@ -236,7 +246,9 @@ class Fields:
         values = _by_field(objects, seen)
         misfits: list[Misfit] = []
         for key, column in values.items():
-            for row, path, value in self.shapes[key].widen(column, depth, rows):
+            removed = self.shapes[key].widen(column, depth, rows)
+            self._budget.spend_paths(removed, len(key))
+            for row, path, value in removed:
                 if not path:
                     objects[row][key] = None
                 misfits.append((row, f"{key}{path}", value))
@@ -367,7 +379,7 @@ class FieldShape:
     def _widen_items(self, values: list[Any], depth: int) -> list[Misfit]:
         items = flatten(values)
         if self.item is None:
-            if not self._budget.fields:
+            if self._budget.fields <= 0:  # below 0 with what several replicas have learned
                 return self._refuse(values)
             self._budget.fields -= 1
             self.item = FieldShape(self._budget)
@@ -375,6 +387,7 @@ class FieldShape:
         misfits = self.item.widen(items, depth + 1, len(items))
         if not misfits:
             return misfits
+        self._budget.spend_paths(misfits, 0)
         owners = [(row, at) for row, value in enumerate(values) if value is not None for at in range(len(value))]
         moved: list[Misfit] = []
         for item, path, value in misfits:
@@ -534,11 +547,25 @@ def _wider(known: str, kind: str) -> str:
 
 
 def _by_row(misfits: Sequence[Misfit], rows: int) -> list[dict[str, Any] | None]:
-    """Return the misfits of each row by path."""
+    """Return the misfits of each row by path; `_` is appended to an equal path, because names may contain dots."""
     by_row: list[dict[str, Any] | None] = [None] * rows
     for row, path, value in misfits:
-        by_row[row] = (by_row[row] or {}) | {path: value}
+        fields = by_row[row]
+        if fields is None:
+            fields = by_row[row] = {}
+        while path in fields:
+            path += "_"
+        fields[path] = _finite(value)
     return by_row
+
+
+def _finite(value: Any) -> Any:
+    """Return a value with the text of NaN and infinities, which JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _finite(inner) for name, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _misfit(fields: Mapping[str, Any]) -> str:

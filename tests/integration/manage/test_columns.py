@@ -16,7 +16,10 @@ from tests.support.nats_server import NatsServer
 from tests.support.running import capture_all, config, publish
 
 SENT = [
-    *[{"id": number, "price": number / 2, "city": {"zip": "1"}, "tags": ["a"], "a b": True} for number in range(8)],
+    *[
+        {"id": number, "price": number / 2, "city": {"zip": "1"}, "tags": ["a"], "a b": True, "on": 1}
+        for number in range(8)
+    ],
     {"id": "n/a", "price": 1, "city": {"zip": 7}, "odd": {"x y": 1}},
 ]
 EXPECTED = {
@@ -25,6 +28,7 @@ EXPECTED = {
     "city": "struct<zip: string>",
     "tags": "list<string>",
     "a b": "bool",
+    "on": "int64",
 }
 
 
@@ -46,6 +50,14 @@ async def test_the_columns_of_the_newest_messages_and_of_the_archive_are_ready_t
         assert notes["tags"] == "null in 1 of 9 rows"
         if start is None:
             await capture_all(configuration)
+
+
+async def test_messages_of_several_rows_are_decoded_once_from_the_archive(server: NatsServer, archive: Path) -> None:
+    await publish(server.url, [("orders.eu", b'{"id": 1}\n{"id": 2}', None)])
+    configuration = config(server.url, archive, decode={"format": "json", "rows": "lines"})
+    await capture_all(configuration)
+    result = await asyncio.to_thread(run, configuration, datetime(2000, 1, 1, tzinfo=UTC))
+    assert list(map(str, result.lines)) == ["decode:", "  format: json", "  columns:", "    id: int64"]
 
 
 async def test_formats_that_infer_nothing_are_refused(server: NatsServer, archive: Path) -> None:

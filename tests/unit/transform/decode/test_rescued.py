@@ -5,13 +5,17 @@ import random
 from functools import partial
 from typing import Any
 
+import msgspec
 import pyarrow as pa
+import pytest
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.inferred import merged
+from jetcapture_py.archive.inferred import InferredColumns, merged
 from jetcapture_py.config.column_types import MAX_DEPTH
+from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.transform.decode import json_inferred
 from jetcapture_py.transform.decode.json_inferred import InferringDecoder
+from jetcapture_py.transform.decode.msgpack import OBJECT_FORMAT
 from tests.support.batches import batch_of, outcomes
 
 Rows = list[dict[str, Any]]
@@ -193,3 +197,41 @@ def test_merged_types_are_the_first_ones_widened() -> None:
         "h": [None],
     }
     assert pa.types.is_int64(InferringDecoder().decode(batch_of([b'{"x": 1}'])).fields.schema.field("x").type)
+
+
+def test_values_with_equal_paths_and_numbers_that_json_lacks_are_kept() -> None:
+    assert kept(InferringDecoder(), {"a.b": 1, "a": {"b": 1}}, {"a.b": "p", "a": {"b": "q"}})[1]["rescued"] == {
+        "a.b": "p",
+        "a.b_": "q",
+    }
+    decoder = InferringDecoder(OBJECT_FORMAT)
+    decoder.learn({"x": "string", "y": "bool"})
+    document = {"x": float("nan"), "y": [{"z": float("-inf")}]}
+    (row,) = outcomes(decoder.decode(batch_of([msgspec.msgpack.encode(document)])), 1)
+    assert row is not None
+    assert json.loads(row[layout.RESCUED]) == {"x": "nan", "y": [{"z": "-inf"}]}
+
+
+def test_a_message_with_too_many_values_that_do_not_fit_fails_alone(monkeypatch: Any) -> None:
+    monkeypatch.setattr(json_inferred, "MAX_CELLS", 1000)
+    decoder = InferringDecoder()
+    decoder.learn({"x": ["int53"]})
+    assert kept(decoder, {"x": ["a"] * 10})[0]["rescued"]["x[9]"] == "a"
+    decoded = decoder.decode(batch_of([json.dumps({"x": ["a"] * 100}).encode()]))
+    assert decoded.failures[0].stage == "schema"
+    assert decoded.failures[0].error.startswith("more than")
+
+
+def test_the_file_of_types_has_them_in_the_order_that_names_the_columns() -> None:
+    def decoded(types: Any) -> Any:
+        data = InferredColumns(stream="S", consumer="c", types=types).encode()
+        return InferredColumns.decode(data, "S", "path").types
+
+    first, again = InferringDecoder(), InferringDecoder()
+    assert decode(first, {"id": 1}) + decode(first, {"Id": 2}) == [{"id": 1}, {"Id_": 2}]
+    again.learn(decoded(merged({}, first.types)))
+    assert decode(again, {"Id": 2, "id": 1}) == [{"id": 1, "Id_": 2}]
+    for type_ in ("decimal", [], ["int64", "bool"], {"a": 1}):
+        data = json.dumps({"format": 1, "stream": "S", "consumer": "c", "types": {"x": type_}}).encode()
+        with pytest.raises(JetcaptureError, match="path is damaged: expected a type"):
+            InferredColumns.decode(data, "S", "path")
