@@ -16,6 +16,7 @@ from jetcapture_py import options as opt
 from jetcapture_py.errors import ConfigError, JetcaptureError
 
 if TYPE_CHECKING:
+    from jetcapture_py.config.captures import AccountConfig, SelectedStreams
     from jetcapture_py.config.model import Config
     from jetcapture_py.verify.findings import Progress
 
@@ -443,6 +444,15 @@ def query(
     complete_only: opt.CompleteOnly = False,
     dedupe: opt.DedupeOption = "auto",
     parquet_only: opt.ParquetOnly = False,
+    types: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--type",
+            metavar="COLUMN=TYPE",
+            help="Read a column of archive as this type, such as id=BIGINT; other values are NULL, and counted. "
+            "Repeatable; with several streams orders.id=BIGINT.",
+        ),
+    ] = None,
     options: opt.StoreOptions = None,
     form: Annotated[
         Literal["table", "csv", "json", "parquet"], typer.Option("--format", help="Output format.")
@@ -462,8 +472,12 @@ def query(
     query DIRECTORY [SQL], or query CONFIG CONFIG… [SQL]: several streams, each a schema, such as orders.archive. SHOW
     TABLES lists their views.
     """
-    from jetcapture_py.manage import many
     from jetcapture_py.manage import query as command
+
+    def in_archive(file: "AccountConfig") -> "SelectedStreams":
+        from jetcapture_py.manage import many  # it imports the client of NATS, which few queries need
+
+        return many.in_archive(file)
 
     opt.refuse(
         (form == "parquet" and output in (None, "-"), "--format parquet needs --output: a file or a URL"),
@@ -472,7 +486,7 @@ def query(
             f"--output: only Parquet is written to a URL; --format {form} needs a file",
         ),
     )
-    archives, schemas, statement = opt.chosen_archives([first, *(rest or ())], options, stream, find=many.in_archive)
+    archives, schemas, statement = opt.chosen_archives([first, *(rest or ())], options, stream, find=in_archive)
     request = command.QueryRequest(
         archives=archives,
         schemas=schemas,
@@ -481,6 +495,7 @@ def query(
         complete_only=complete_only,
         dedupe=dedupe,
         parquet_only=parquet_only,
+        types=opt.types_of(types),
         form=form,
         output=output,
         everything=everything,

@@ -19,6 +19,7 @@ from jetcapture_py.errors import ConfigError
 if TYPE_CHECKING:
     from jetcapture_py.config.captures import Find
     from jetcapture_py.config.model import Config, NatsConfig
+    from jetcapture_py.reading.columns import Types
     from jetcapture_py.reading.selection import Selection
 
 T = TypeVar("T")
@@ -121,6 +122,19 @@ def selection_of(
         event_start=time_option("--event-from", event_start),
         event_end=time_option("--event-to", event_end),
     )
+
+
+def types_of(texts: Iterable[str] | None) -> "Types":
+    """Return the types of --type. Raises ConfigError."""
+    from jetcapture_py.reading.columns import read_types
+
+    def parse(text: str) -> tuple[str, str]:
+        name, equals, type_ = text.rpartition("=")
+        if not equals or not name:
+            raise ValueError("expected COLUMN=TYPE")
+        return name, type_
+
+    return read_types(dict(option("--type", parse, texts)))
 
 
 # ---------------------------------------------------------------------- how to work

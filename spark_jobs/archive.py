@@ -69,13 +69,15 @@ def read_archive(
     dedupe: Dedupe = "auto",
     quarantine: bool = False,
     parquet_only: bool = False,
+    types: Mapping[str, pa.DataType | str] | None = None,
     options: Mapping[str, Any] | None = None,
     engine: Engine = "spark",
 ) -> DataFrame:
     """Return the archive of `stream` under `url` as a DataFrame, with `key`, `date` and `hour` as string columns.
 
     Rows and arguments are those of `jetcapture_py.read_archive`; the result of a predicate on `columns` may also have
-    the columns that identify a message, and `_nats_time`.
+    the columns that identify a message, and `_nats_time`. Where a column has another type than in `types`, Python
+    workers read it with Arrow, and each logs how many values are null.
 
     `engine`: `spark` is Spark's own reader, which gets the endpoint and credentials of `options`; `arrow` reads with
     the store's driver in Python workers and fetches only `columns`: slower, but Spark needs no file system for it.
@@ -90,6 +92,7 @@ def read_archive(
         dedupe=dedupe,
         quarantine=quarantine,
         parquet_only=parquet_only,
+        types=types,
     )
     plan = request.plan()
     frame = _rows(spark, location, plan, engine)

@@ -8,19 +8,20 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing, contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from importlib import util
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from jetcapture_py.errors import JetcaptureError, StoreError, VanishedError
+from jetcapture_py.errors import ConfigError, JetcaptureError, StoreError, VanishedError
 from jetcapture_py.options import ChosenArchive
+from jetcapture_py.reading.columns import take_nulled
 from jetcapture_py.reading.duckdb import VIEWS, ArchiveViews, connect, list_views, named_views
 from jetcapture_py.reading.output import Format, visible, write
 from jetcapture_py.reading.plan import Dedupe, ReadRequest, no_archive
@@ -58,6 +59,8 @@ class QueryRequest:
     complete_only: bool
     dedupe: Dedupe
     parquet_only: bool
+    types: Mapping[str, pa.DataType] = field(default_factory=dict)
+    """Types of columns of `archive`; where each stream is a schema, of `orders.column`."""
     form: Format
     output: str | None
     everything: bool = False
@@ -107,6 +110,10 @@ def _ended_by_signals() -> Iterator[None]:
 def _session(request: QueryRequest) -> Iterator[_Session]:
     opened: list[tuple[ChosenArchive, ArchiveFiles]] = []
     views: dict[str, ReadRequest] = {}
+    types: dict[str, dict[str, pa.DataType]] = defaultdict(dict)
+    for name, type_ in request.types.items():
+        stream, _, column = name.partition(".")
+        types[stream.lower()][column] = type_
     for archive in request.archives:
         same = (files for one, files in opened if (one.url, one.options) == (archive.url, archive.options))
         files = next(same, None) or open_archive(archive.url, archive.options)
@@ -117,8 +124,13 @@ def _session(request: QueryRequest) -> Iterator[_Session]:
             selection=request.selection,
             dedupe=request.dedupe,
             parquet_only=request.parquet_only,
+            types=types.pop(archive.stream.lower(), {}) if request.schemas else request.types,
         )
         views |= {f"{archive.stream}.{name}" if request.schemas else name: rows for name in VIEWS}
+    if request.schemas and types:
+        raise ConfigError(
+            f"--type: expected STREAM.COLUMN=TYPE with the name of a stream, got {next(iter(request.types))}"
+        )
     directory = Path(tempfile.mkdtemp(prefix="jetcapture-query-"))
     try:
         links = directory / "objects"
@@ -188,11 +200,14 @@ class _Session:
             query = list_views(self._known)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
+                self._views.nulled.clear()
                 self._create(query, again=attempt > 1)
                 if returns:
                     self._read(query, last=last)
                 else:
                     self.connection.execute(query)
+                if nulled := take_nulled(self._views.nulled):
+                    sys.stderr.write(f"{nulled}\n")
                 return
             except (duckdb.Error, OSError, StoreError) as error:
                 failure = self._views.failure() or error
@@ -215,7 +230,7 @@ class _Session:
                 self._views.create_objects(name, self._objects(rows))
                 continue
             if name.endswith("quarantine"):
-                rows = replace(rows, quarantine=True, selection=replace(rows.selection, keys=None))
+                rows = replace(rows, quarantine=True, types=None, selection=replace(rows.selection, keys=None))
             plan = rows.plan(for_sql=True)
             self._views.create(name, plan)
             for reason in plan.table.unread.values():

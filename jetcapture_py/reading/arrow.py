@@ -5,6 +5,7 @@ If objects vanish before the first row is returned, the read is planned again; a
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -28,13 +29,15 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
 from jetcapture_py.archive.schema import unify
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.reading.columns import INSTANT, Columns, Table
-from jetcapture_py.reading.convert import convert
+from jetcapture_py.reading.columns import INSTANT, Columns, Table, take_nulled
+from jetcapture_py.reading.convert import convert, forced
 from jetcapture_py.reading.plan import Bound, Dedupe, Keep, ReadPlan, ReadRequest
 from jetcapture_py.reading.selection import Keys, Moment, Selection
 from jetcapture_py.retry import retried
 from jetcapture_py.store.archive import ArchiveFiles, File, open_archive
 from jetcapture_py.store.object_file import belongs
+
+log = logging.getLogger("jetcapture.reading")
 
 _BATCH_BYTES = 8 << 20
 _MAX_ROWS = 1 << 16
@@ -61,6 +64,7 @@ def read_archive(
     dedupe: Dedupe = "auto",
     quarantine: bool = False,
     parquet_only: bool = False,
+    types: Mapping[str, pa.DataType | str] | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> pa.RecordBatchReader:
     """Return the archive of `stream` under `url` as Arrow batches, with `key`, `date` and `hour` as string columns.
@@ -75,8 +79,9 @@ def read_archive(
 
     Objects in formats other than Parquet are an error, unless `parquet_only` leaves them out. A column that is an
     integer in some objects and a float in others becomes double, if that holds the integers exactly; other types that
-    do not go together become string, structs and lists as JSON. `options` are the capture's `store.options`. The order
-    of rows is not specified.
+    do not go together become string, structs and lists as JSON. `types` gives columns a type of Arrow or its name, such
+    as `bigint`: values that do not convert are null, and the log has a warning with their number when the read ends.
+    `options` are the capture's `store.options`. The order of rows is not specified.
 
     Only the needed objects, row groups and columns are read. The result has all messages archived now, and perhaps some
     that are stored during the read. Raises JetcaptureError, also during the read.
@@ -90,6 +95,7 @@ def read_archive(
         dedupe=dedupe,
         quarantine=quarantine,
         parquet_only=parquet_only,
+        types=types,
     )
     plan = request.plan()
     return pa.RecordBatchReader.from_batches(_schema(plan), _batches(plan, request.plan))
@@ -207,6 +213,12 @@ class PlanReader:
             folded = column.lower()
             source, target = source_of.get(folded), table.columns[folded].type
             stored = pa.nulls(batch.num_rows) if source is None else batch.column(source)
+            if folded in table.given:
+                values, nulled = forced(stored, target)
+                arrays.append(values)
+                if nulled:
+                    table.nulled.append((table.columns[folded], nulled))
+                continue
             try:
                 arrays.append(convert(stored, target))
             except pa.ArrowException as error:  # it was stored after the plan
@@ -353,6 +365,13 @@ def _rows(plan: ReadPlan) -> Batches:
         pool.shutdown(cancel_futures=True)
         for item in window:
             item.batches.close()
+        log_nulled(plan.table)
+
+
+def log_nulled(table: Table) -> None:
+    """Log how many values did not convert to the types that were asked for."""
+    if nulled := take_nulled(table.nulled):
+        log.warning(nulled)
 
 
 def _step(batches: Batches) -> tuple[list[pa.RecordBatch], bool]:

@@ -6,7 +6,7 @@ nested types that do not fit become text (`_target`).
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -17,13 +17,19 @@ from jetcapture_py.archive.common_type import EXACT, common
 from jetcapture_py.archive.info import ObjectInfo
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.schema import fields_in
-from jetcapture_py.config.column_types import rebuilt
-from jetcapture_py.config.units import quoted
-from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.config.column_types import parse_type, rebuilt
+from jetcapture_py.config.units import got, quoted
+from jetcapture_py.errors import ConfigError, JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles, File
 
 Columns = Sequence[str] | Callable[[str], bool]
 """Names of columns, or a function that returns True for names of columns to read."""
+
+Types = Mapping[str, pa.DataType]
+"""Types of columns by folded name."""
+
+Nulled = tuple[pa.Field, int]
+"""A column of the result, and how many values became null because they do not convert to its type."""
 
 TIME_OF_DAY = pa.time64("us")
 INSTANT = pa.timestamp("us", "UTC")
@@ -45,14 +51,23 @@ class Table:
         columns: Columns | None,
         inexact: Collection[str] = (),
         *,
+        types: Types | None = None,
         for_sql: bool = False,
     ) -> None:
         """`columns` are those to read besides a message's identity and time, None for all; `inexact` ones, in lower
-        case, have integers that are not exact as a double.
+        case, have integers that are not exact as a double. `types` are of `read_types`.
 
         Raises JetcaptureError for unreadable types, and for names that differ only in case. With `for_sql`, such
         columns are left out, as are those that SQL cannot name.
         """
+        schemas = list(schemas)
+        self.given: Types = types or {}
+        """The types that some columns have whatever is stored, by folded name; what does not convert is null."""
+        stored_names = list(dict.fromkeys(name for schema in schemas for name in schema.names if name != layout.KEY))
+        if unknown := next((name for name in self.given if name not in map(str.lower, stored_names)), None):
+            raise ConfigError(f"the archive has no column {unknown}; it has {', '.join(stored_names)}")
+        self.nulled: list[Nulled] = []
+        """What was read and did not convert to the types in `given`; threads append."""
         self.unread: dict[str, str] = {}
         """Left-out columns in lower case, with the reason."""
         self.partitions = list(layout.PARTITIONS[1:] if quarantine else layout.PARTITIONS)
@@ -68,15 +83,17 @@ class Table:
             for folded in self.unread:
                 stored.pop(folded, None)
         names: dict[str, str] = {}
-        types: dict[str, dict[pa.DataType, None]] = defaultdict(dict)
+        found: dict[str, dict[pa.DataType, None]] = defaultdict(dict)
         for stored in self._stored:
             for folded, (name, type_) in stored.items():
                 names.setdefault(folded, name)
-                types[folded][type_] = None
+                found[folded][type_] = None
         first = {name: position for position, name in enumerate((*layout.ENVELOPE, *layout.OPTIONAL))}
         self.columns: dict[str, pa.Field] = {
-            folded: pa.field(names[folded], _target(list(types[folded]), exact=folded not in inexact))
-            for folded in sorted(types, key=lambda folded: first.get(folded, len(first)))
+            folded: pa.field(
+                names[folded], self.given.get(folded) or _target(list(found[folded]), exact=folded not in inexact)
+            )
+            for folded in sorted(found, key=lambda folded: first.get(folded, len(first)))
         }
         """The columns by folded name, without the partitions, in the result's order."""
 
@@ -139,6 +156,32 @@ def listed(columns: object) -> list[str]:
     return names
 
 
+def read_types(types: Mapping[str, pa.DataType | str]) -> Types:
+    """Return the types of `read_archive` by folded name, as engines read them. Raises ConfigError."""
+    result = {}
+    for name, given in types.items():
+        try:
+            type_ = parse_type(_SQL_TYPES.get(given.lower(), given)) if isinstance(given, str) else given
+            if not isinstance(type_, pa.DataType) or type_ == pa.null() or pa.types.is_nested(type_):
+                raise ValueError(f"{got('expected the type of a single value, such as int64', given)}")
+            if name.startswith("_nats_") or name.lower() in layout.PARTITIONS:
+                raise ValueError("this column has the same type in every archive")
+            result[name.lower()] = as_read(name, type_)
+        except (ValueError, JetcaptureError) as error:
+            raise ConfigError(f"type of column {name}: {error}") from error
+    return result
+
+
+def take_nulled(nulled: list[Nulled]) -> str:
+    """Return and forget how many values became null, as text; "" for none."""
+    counts: Counter[pa.Field] = Counter()
+    while nulled:
+        field, count = nulled.pop()
+        counts[field] += count
+    texts = sorted(f"{field.name} ({count} not {field.type})" for field, count in counts.items())
+    return f"values that do not convert are null: {', '.join(texts)}" if texts else ""
+
+
 def outputs(names: Sequence[str], columns: Columns | None, known: Iterable[str] | None = None) -> list[tuple[str, str]]:
     """Return the columns of a result: names as in `columns`, and the matching ones of `names`.
 
@@ -155,6 +198,18 @@ def outputs(names: Sequence[str], columns: Columns | None, known: Iterable[str] 
     return [(name, folded.get(name) or folded[name.lower()]) for name in columns]
 
 
+_SQL_TYPES = {
+    "tinyint": "int8",
+    "smallint": "int16",
+    "integer": "int32",
+    "real": "float32",
+    "varchar": "string",
+    "text": "string",
+    "timestamptz": "timestamp",
+    "timestamp with time zone": "timestamp",
+    "blob": "binary",
+}
+"""Names of types in SQL that the configuration does not have."""
 _SAME_BUT_FOR_CASE = "differ in case only: name the columns you need, without these"
 _NUMBERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64())
 _MAX_DIGITS = 38

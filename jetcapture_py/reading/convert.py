@@ -23,6 +23,7 @@ from jetcapture_py.archive.common_type import converted, is_list, plain_list, wi
 Inner = Callable[[pa.Array, int], list[Any]]
 """Converts the numbered child of a struct, map or list like `plain_values`."""
 
+_BEYOND_MICROS = r"(\.\d{6})\d+"
 _LONG_YEAR = r"^(\d{5,}-)"
 
 encode_json = msgspec.json.Encoder(decimal_format="number").encode
@@ -35,6 +36,46 @@ def convert(array: pa.Array, target: pa.DataType) -> pa.Array:
     Fields of structs are matched by name in any case. Everything becomes text by `text_of`.
     """
     return converted(array, target, _cast)
+
+
+def forced(array: pa.Array, target: pa.DataType) -> tuple[pa.Array, int]:
+    """Convert the values of a column that are one of `target` or its text; return them, and how many others are null.
+
+    Numbers convert to numbers, times to times, and everything else by its text, timestamps by RFC 3339.
+    """
+    types = pa.types
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if types.is_null(array.type) or array.type == target:
+        return convert(array, target), 0
+    if types.is_decimal(target):  # Arrow refuses integers for what the largest one needs
+        alike = types.is_floating(array.type) or types.is_decimal(array.type)
+    elif _is_number(target):
+        alike = _is_number(array.type)
+    else:
+        alike = types.is_temporal(target) and types.is_temporal(array.type)
+    values = array if alike else text_of(array)
+    if types.is_timestamp(target) and not alike:
+        values = pc.replace_substring_regex(values, _BEYOND_MICROS, r"\1")
+    if not types.is_string(target):
+        distinct = values.dictionary_encode()
+        values = pa.concat_arrays(_cast_each(distinct.dictionary, target)).take(distinct.indices)
+    return values, values.null_count - array.null_count
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_))
+
+
+def _cast_each(values: pa.Array, target: pa.DataType) -> list[pa.Array]:
+    """Cast values, in halves until one that does not cast is alone, and becomes null."""
+    try:
+        return [_cast(values, target)]
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        half = len(values) // 2
+        if not half:
+            return [pa.nulls(len(values), target)]
+        return [*_cast_each(values[:half], target), *_cast_each(values[half:], target)]
 
 
 def _cast(array: pa.Array, target: pa.DataType) -> pa.Array:

@@ -23,8 +23,8 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.reading.columns import INSTANT, is_cast
-from jetcapture_py.reading.convert import convert
+from jetcapture_py.reading.columns import INSTANT, Nulled, is_cast
+from jetcapture_py.reading.convert import convert, forced
 from jetcapture_py.reading.plan import Bound, ReadPlan, list_objects
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.store.object_file import ObjectParts
@@ -170,7 +170,9 @@ class ArchiveViews:
         self._connection = connection
         self.plans: dict[str, ReadPlan] = {}
         """The plans of the created views."""
-        self._functions: dict[tuple[pa.DataType, pa.DataType], str] = {}
+        self.nulled: list[Nulled] = []
+        """What did not convert to the types that were asked for."""
+        self._functions: dict[tuple[pa.DataType, pa.DataType | pa.Field], str] = {}
         self._directory = directory
         self._tops: dict[tuple[ArchiveFiles, str], str] = {}
         """Short paths that stand for directories of objects."""
@@ -292,7 +294,7 @@ class ArchiveViews:
                 value = f"CAST(NULL AS {sql_type(column.type)})"
                 if folded in stored:
                     source, type_ = stored[folded]
-                    value = self._converted(_quoted(source), type_, column.type)
+                    value = self._converted(_quoted(source), type_, column, given=folded in table.given)
                 columns.append(f"{value} AS {_quoted(column.name)}")
             columns += [
                 f"{name} AS {name}" for name in map(_quoted, table.partitions)
@@ -326,20 +328,32 @@ class ArchiveViews:
         first = f"SELECT min({_COPY}) AS {_COPY} FROM ({union}) GROUP BY {', '.join(identity)}"
         return f"SELECT {columns} FROM ({union}) SEMI JOIN ({first}) USING ({_COPY})"
 
-    def _converted(self, column: str, stored: pa.DataType, target: pa.DataType) -> str:
-        """Return the expression that converts a stored column to its type in the table."""
+    def _converted(self, column: str, stored: pa.DataType, field: pa.Field, *, given: bool) -> str:
+        """Return the expression that converts a stored column to a column of the table.
+
+        If the column's type was `given`, what does not convert is null, and counted.
+        """
+        target = field.type
         if is_cast(stored, target):
             return f"CAST({column} AS {sql_type(target)})"  # nothing to do, except for types such as unsigned numbers
-        name = self._functions.get((stored, target))
+        to = field if given else target
+        name = self._functions.get((stored, to))
         if name is None:
-            name = self._functions[stored, target] = f"_nats_converted_{len(self._functions)}"
+            name = self._functions[stored, to] = f"_nats_converted_{len(self._functions)}"
 
             def converted(values: Any) -> pa.Array:
                 array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-                return convert(array, target)
+                if not given:
+                    return convert(array, target)
+                array, nulled = forced(array, target)
+                if nulled:
+                    self.nulled.append((field, nulled))
+                return array
 
             create: Any = self._connection.create_function  # its stub accepts no list of text
-            create(name, converted, [sql_type(stored)], sql_type(target), type="arrow", null_handling="special")
+            # with side effects, it is called once for a value, also where a condition needs it
+            how = {"type": "arrow", "null_handling": "special", "side_effects": given}
+            create(name, converted, [sql_type(stored)], sql_type(target), **how)
         return f"{name}(CAST({column} AS {sql_type(stored)}))"
 
 

@@ -20,7 +20,7 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Identities, Range, resolve
 from jetcapture_py.archive.schema import ENVELOPE, REPLY, STREAM_FIELD
 from jetcapture_py.errors import JetcaptureError
-from jetcapture_py.reading.columns import Columns, Table, inexact_columns, listed, outputs
+from jetcapture_py.reading.columns import Columns, Table, inexact_columns, listed, outputs, read_types
 from jetcapture_py.reading.selection import Selection, check_stream
 from jetcapture_py.retry import retried
 from jetcapture_py.store.archive import ArchiveFiles, File
@@ -113,6 +113,7 @@ class ReadRequest:
     dedupe: Dedupe = "auto"
     quarantine: bool = False
     parquet_only: bool = False
+    types: Mapping[str, pa.DataType | str] | None = None
 
     def __post_init__(self) -> None:
         """Raises JetcaptureError."""
@@ -121,6 +122,7 @@ class ReadRequest:
         check_stream(self.stream)
         if self.columns is not None and not callable(self.columns):
             object.__setattr__(self, "columns", listed(self.columns))
+        object.__setattr__(self, "types", read_types(self.types or {}))
 
     @property
     def directory(self) -> str:
@@ -152,7 +154,9 @@ class ReadRequest:
                 return self._divided(listed, infos, table, dict.fromkeys(listed, 0), columns)
             schemas = {info.schema_number: info.schema for info in infos} or {0: self._schema_of_none(listed, before)}
             inexact = inexact_columns(self.files, infos, listed)
-            combined = Table(schemas.values(), self.quarantine, self.columns, inexact, for_sql=for_sql)
+            combined = Table(
+                schemas.values(), self.quarantine, self.columns, inexact, types=self.types, for_sql=for_sql
+            )
             stored = (name for schema in schemas.values() for name in schema.names if name != layout.KEY)
             columns = outputs(combined.schema.names, self.columns, dict.fromkeys([*stored, *combined.partitions]))
             index = {number: at for at, number in enumerate(schemas)}

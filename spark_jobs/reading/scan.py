@@ -29,7 +29,7 @@ from pyspark.sql.utils import is_remote
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
-from jetcapture_py.reading.arrow import PlanReader
+from jetcapture_py.reading.arrow import PlanReader, log_nulled
 from jetcapture_py.reading.plan import ReadPlan
 from jetcapture_py.store.archive import AGAIN
 from spark_jobs.reading.columns import spark_schema
@@ -189,6 +189,7 @@ def _read_objects(reader: PlanReader, batches: Iterable[pa.RecordBatch]) -> Iter
             file = reader.files.at(row["path"])
             if file.name is not None:
                 yield from reader.batches(file, file.name, row["ranges"])
+    log_nulled(reader.table)
 
 
 def _within(frame: DataFrame, parts: Mapping[ObjectName, Sequence[Range]]) -> DataFrame:

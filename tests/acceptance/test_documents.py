@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Start = Callable[..., NatsServer]
-PYTHON = {"docs/buckets.md": 2, "docs/first-capture.md": 1, "docs/query.md": 3, "docs/spark.md": 4, "docs/table.md": 1}
+PYTHON = {"docs/buckets.md": 2, "docs/first-capture.md": 1, "docs/query.md": 4, "docs/spark.md": 4, "docs/table.md": 1}
 """Blocks of Python by page; a test here or in test_table.py runs each."""
 OTHERS = {".", "docker", "echo", "git", "helm", "kubectl", "nats-server", "python", "python3", "venv-pack"}
 """Programs of others that commands may call."""
@@ -215,6 +215,12 @@ def test_the_page_of_queries_joins_two_streams(tmp_path: Path, capsys: pytest.Ca
         ["schema,name", *(f"{name},{view}" for name in ("ORDERS", "PAYMENTS") for view in sorted(VIEWS))],
         ["order_id,amount", "1,100", "3,300"],
     ]
+
+
+def test_the_page_of_queries_reads_a_column_as_a_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Archive(tmp_path).write([1, 2], order_id=["42", "n/a"], amount=[1, 2])
+    exec(python("docs/query.md", 3, tmp_path), {})
+    assert capsys.readouterr().out == "int64 1\n"
 
 
 def test_the_recipe_of_a_decoder_decodes_and_quarantines(nats_server: Start, tmp_path: Path) -> None:

@@ -259,6 +259,33 @@ JOIN = (
 )
 
 
+def test_a_column_has_the_type_that_was_asked_for_and_other_values_are_counted(orders: Archive) -> None:
+    orders.write([6, 7, 8], "us", amount=["7.5", "n/a", "?"])
+    orders.write([6, 7], "us", amount=["7.5", "n/a"])  # copies
+    orders.write([1], stream="PAYMENTS", amount=["1.5"])
+
+    def asked(sql: str, *words: str, stream: str | None = "ORDERS") -> tuple[str, str]:
+        done = jetcapture("query", str(orders.root), *([stream] if stream else []), sql, *words, "--format", "csv")
+        return done.stdout.partition("\n")[2].strip(), done.stderr
+
+    counted = "values that do not convert are null: amount (2 not double)\n"
+    assert asked("SELECT sum(amount) FROM archive", "--type", "amount=DOUBLE") == ("121.5", counted)
+    null = "SELECT count(amount), count(*) FROM archive WHERE amount IS NULL AND key = 'us'"
+    assert asked(null, "--type", "amount=DOUBLE") == ("0,2", counted)
+    assert asked("SELECT count(*) FROM archive, quarantine", "--type", "amount=DOUBLE") == ("7", "")
+    joined = "SELECT count(*) FROM orders.archive JOIN payments.archive USING (amount)"
+    types = ("--type", "orders.amount=double", "--type", "PAYMENTS.amount=double")
+    assert asked(joined, *types, stream=None) == ("1", counted)
+    for words, code, problem in (
+        (["ORDERS", SUMS, "--type", "nope=BIGINT"], 2, "the archive has no column nope; it has "),
+        (["ORDERS", SUMS, "--type", "amount=NUMBER"], 2, "type of column amount: unknown type 'NUMBER'"),
+        (["ORDERS", SUMS, "--type", "amount"], 2, "--type: expected COLUMN=TYPE"),
+        ([joined, "--type", "amount=BIGINT"], 2, "--type: expected STREAM.COLUMN=TYPE with the name of a stream, got"),
+    ):
+        (line,) = query(str(orders.root), *words, code=code).splitlines()
+        assert problem in line
+
+
 @pytest.fixture
 def several(orders: Archive) -> Archive:
     """An archive of the streams ORDERS, pay-ments and Damaged; of the last only the quarantine can be listed."""

@@ -14,7 +14,7 @@ import pytest
 
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
-from jetcapture_py.errors import JetcaptureError, VanishedError
+from jetcapture_py.errors import ConfigError, JetcaptureError, VanishedError
 from jetcapture_py.reading.arrow import PlanReader, read_archive
 from jetcapture_py.reading.columns import Table
 from jetcapture_py.reading.plan import Bound
@@ -47,6 +47,31 @@ def test_arguments_may_be_a_path_and_any_collection_of_columns_and_are_checked(t
     ):
         with pytest.raises(JetcaptureError, match=expected):
             read_archive(str(tmp_path), stream, columns=cast("Any", wrong))
+
+
+def test_columns_have_the_types_that_were_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    archive = Archive(tmp_path)
+    archive.write([1, 2], id=[1, 2])
+    archive.write([3, 4, 5], id=["3", "n/a", None])
+    archive.write([6], other=["x"])
+    for types in ({"ID": pa.int64()}, {"id": "BIGINT"}):
+        rows = read_archive(tmp_path, "ORDERS", types=cast("Any", types), columns=["_nats_seq", "id"]).read_all()
+        assert rows.schema.field("id").type == pa.int64()
+        assert dict(zip(*rows.to_pydict().values(), strict=True)) == {1: 1, 2: 2, 3: 3, 4: None, 5: None, 6: None}
+        assert caplog.messages == ["values that do not convert are null: id (1 not int64)"]
+        caplog.clear()
+    assert read_archive(tmp_path, "ORDERS", types={"other": "text"}, columns=["id"]).read_all().num_rows == 6
+    for wrong, expected in (
+        ({"nope": "bigint"}, "^the archive has no column nope; it has .*_nats_payload, id, other"),
+        ({"id": "nope"}, "^type of column id: unknown type 'nope'"),
+        ({"id": 5}, "^type of column id: expected the type of a single value, such as int64, got 5"),
+        ({"id": pa.list_(pa.int64())}, "^type of column id: expected the type of a single value"),
+        ({"id": pa.timestamp("ns")}, r"^type of column id: column id is timestamp\[ns\]"),
+        ({"key": "bigint"}, "^type of column key: this column has the same type in every archive"),
+        ({"_nats_seq": "text"}, "^type of column _nats_seq: this column has the same type"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            read_archive(tmp_path, "ORDERS", types=cast("Any", wrong))
 
 
 def test_no_batch_is_larger_than_a_row_group_however_small_its_texts_are_when_encoded(tmp_path: Path) -> None:

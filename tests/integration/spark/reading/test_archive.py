@@ -194,6 +194,10 @@ def test_only_objects_that_store_another_type_are_read_in_workers(spark: SparkSe
     assert "PushedFilters: [IsNotNull(n), GreaterThan(n,1)]" in plan(frame)
     assert "ReadSchema: struct<n:bigint,x:double,s:string>" in plan(frame)
     assert sorted(map(tuple, frame.collect()), key=str) == [("y", 1.5), ('{"z":1}', None), (None, 0.1)]
+    archive.write([5, 6], "a", n=["42", "n/a"])
+    frame = read_archive(spark, archive.url, "ORDERS", types={"n": "bigint"}, columns=["_nats_seq", "n"])
+    assert (plan(frame).count("FileScan parquet"), plan(frame).count("MapInArrow")) == (1, 1)
+    assert sorted(map(tuple, frame.collect())) == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 42), (6, None)]
 
 
 # ---------------------------------------------------------------------- arguments and errors
