@@ -43,7 +43,7 @@ class Sample:
 
     rows: int = 0
     present: Counter[str] = field(default_factory=Counter)
-    """Rows with a value, by column."""
+    """Rows with a value, by column, also if it does not fit."""
     rescued: Counter[str] = field(default_factory=Counter)
     """Rows with a value that does not fit, by column."""
     examples: dict[str, str] = field(default_factory=dict)
@@ -59,6 +59,7 @@ class Sample:
                     values = json.loads(text)
                     paths = {re.split(r"[.\[]", path, maxsplit=1)[0]: path for path in values}
                     self.rescued.update(paths.keys())
+                    self.present.update(layout.field_name(column_) for column_ in paths if column_ in values)
                     for column_, path in paths.items():
                         value = one_line(json.dumps(values[path]), _MAX_EXAMPLE)
                         self.examples.setdefault(column_, value if path == column_ else f"{path} = {value}")
@@ -144,8 +145,7 @@ def _notes(name: str, sample: Sample) -> Iterator[str]:
     if misfits := sample.rescued[name]:
         verb = "does" if misfits == 1 else "do"
         yield f"{misfits:,} of {plural(sample.rows, 'row')} {verb} not fit, such as {sample.examples[name]}"
-    missing = sample.rows - sample.present[layout.field_name(name)] - misfits
-    if missing > 0:
+    if missing := sample.rows - sample.present[layout.field_name(name)]:
         yield f"null in {missing:,} of {plural(sample.rows, 'row')}"
 
 

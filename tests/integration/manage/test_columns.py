@@ -21,6 +21,7 @@ SENT = [
         for number in range(8)
     ],
     {"id": "n/a", "price": 1, "city": {"zip": 7}, "odd": {"x y": 1}},
+    {"id": 9, "price": 1},
 ]
 EXPECTED = {
     "id": "int64",
@@ -45,9 +46,9 @@ async def test_the_columns_of_the_newest_messages_and_of_the_archive_are_ready_t
         assert decode == {"format": "json", "columns": EXPECTED}
         config(server.url, archive, decode={**decode, "columns": {**decode["columns"], "odd": odd}})  # it is valid
         notes = {line.split(":")[0].strip(): line.partition("  # ")[2] for line in lines if "  # " in line}
-        assert notes["id"] == '1 of 9 rows does not fit, such as "n/a"'
-        assert notes["city"] == "1 of 9 rows does not fit, such as city.zip = 7"
-        assert notes["tags"] == "null in 1 of 9 rows"
+        assert notes["id"] == '1 of 10 rows does not fit, such as "n/a"'
+        assert notes["city"] == "1 of 10 rows does not fit, such as city.zip = 7; null in 1 of 10 rows"
+        assert notes["tags"] == "null in 2 of 10 rows"
         if start is None:
             await capture_all(configuration)
 
