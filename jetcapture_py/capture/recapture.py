@@ -50,6 +50,8 @@ class Recapture:
         self.archiver.uploads.retry_for = min(config.store.retry_for, RETRY_FOR)
         self._stream, self._consumer, self._sealed_by = config.source.stream, config.source.consumer, sealed_by
         self._choose, self._put = choose, put or self.put
+        self._types: InferredTypes | None = None
+        """None until the store has been checked, so that a dry run writes nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -79,7 +81,8 @@ class Recapture:
         decoder = self.archiver.decoding.preparer.decoder
         await uploads.probe(asyncio.Event())
         encoding.erased = await uploads.call(read_erased, self.notes, self._stream, encoding.erased)
-        await InferredTypes(self.notes, self._stream, self._consumer, decoder, uploads.call).read()
+        self._types = InferredTypes(self.notes, self._stream, self._consumer, decoder, uploads.call)
+        await self._types.read()
 
     async def add(self, consumer: str, received: Received) -> None:
         """Decode and route messages delivered to `consumer`, and put them into blocks. Store full blocks, and the
@@ -99,7 +102,9 @@ class Recapture:
                 archiver.relieve(Demand())
 
     async def flush(self) -> None:
-        """Store all blocks. Raises StoreError."""
+        """Store all blocks, and new types of inferred columns. Raises StoreError."""
+        if self._types is not None:
+            await self._types.write()
         self.archiver.seal_all(self._sealed_by)
         await self._store()
 

@@ -113,6 +113,16 @@ def test_text_objects_are_stored_as_well(nats_server: Start, tmp_path: Path, for
     assert (report.complete, report.stored, report.quarantined, report.count(Kind.DUPLICATES)) == (True, 100, 20, 0)
 
 
+def test_columns_that_are_then_inferred_have_their_types_in_the_archive(nats_server: Start, tmp_path: Path) -> None:
+    config = captured(nats_server, tmp_path / "a")
+    inferred = parse(config.model_dump(mode="json", exclude_unset=True, by_alias=True) | {"decode": {"format": "json"}})
+    file = tmp_path / "a" / "_columns" / STREAM / f"{config.source.consumer}.json"
+    run(inferred, dry_run=True)
+    assert not file.exists()
+    run(inferred)
+    assert json.loads(file.read_text())["types"].keys() == {"id", "amount"}
+
+
 def test_what_stays_has_the_new_reason_unless_it_was_not_selected(nats_server: Start, tmp_path: Path) -> None:
     root = tmp_path / "a"
     config = captured(nats_server, root)
