@@ -57,7 +57,13 @@ def merged(kept: Any, other: Any) -> Any:
         return [merged(kept[0], other[0])]
     if isinstance(kept, str) and isinstance(other, str):
         return wider(kept, other) or kept
-    return kept
+    return other if _is_empty(kept) else kept
+
+
+def _is_empty(type_: Any) -> bool:
+    """Whether a type is that of empty lists and objects only, which have no column."""
+    inner = type_.values() if isinstance(type_, Mapping) else type_
+    return type_ is None or (not isinstance(type_, str) and all(map(_is_empty, inner)))
 
 
 def _check(type_: Any) -> None:

@@ -329,6 +329,10 @@ class FieldShape:
         present = [value for value in values if value is not None]
         kind = self._widened(present, depth)
         misfits: list[Misfit] = []
+        if kind is None and self.kind in _NESTED and self.type(known=True) is None:
+            self.become("string")  # only empty lists or objects so far, which have no column: any type is possible
+            self.become("null")
+            kind = self._widened(present, depth)
         if kind is None:
             misfits = self._remove_misfits(values, depth)
             present = [value for value in values if value is not None]

@@ -89,6 +89,16 @@ def test_a_column_widens_only_where_no_value_changes() -> None:
     assert decoder.types["o"] == {"a": "int53", "b": "string"}
 
 
+def test_empty_lists_and_objects_decide_no_type() -> None:
+    for empty, value in (([], {"a": 1}), ({}, "text"), ([[]], True), ({"a": []}, [1])):
+        decoder, other = InferringDecoder(), InferringDecoder()
+        decode(decoder, {"x": empty})
+        other.learn(decoder.types)
+        assert kept(decoder, {"x": value}) == kept(other, {"x": value}) == [{"x": value}]
+        decoder.learn(merged({"x": [None]}, decoder.types))
+        assert kept(decoder, {"x": value}) == [{"x": value}]
+
+
 def test_learned_types_are_kept_whatever_arrives_first() -> None:
     decoder = InferringDecoder()
     decoder.learn({"id": "int64", "s": {"a": ["string"]}, "unused": "bool"})
