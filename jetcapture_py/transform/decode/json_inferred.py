@@ -564,12 +564,17 @@ def _by_row(misfits: Sequence[Misfit], rows: int) -> list[dict[str, Any] | None]
 
 
 def _finite(value: Any) -> Any:
-    """Return a value with the text of NaN and infinities, which JSON does not have."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {name: _finite(inner) for name, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list) else value
+    """Return a value with the text of NaN and infinities, which JSON does not have, at any depth."""
+    holder = [value]
+    containers: list[Any] = [holder]
+    while containers:
+        container = containers.pop()
+        for key, inner in container.items() if isinstance(container, dict) else enumerate(container):
+            if isinstance(inner, float) and not math.isfinite(inner):
+                container[key] = str(inner)
+            elif isinstance(inner, dict | list):
+                containers.append(inner)
+    return holder[0]
 
 
 def _misfit(fields: Mapping[str, Any]) -> str:

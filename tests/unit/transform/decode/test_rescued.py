@@ -220,6 +220,8 @@ def test_values_with_equal_paths_and_numbers_that_json_lacks_are_kept() -> None:
     (row,) = outcomes(decoder.decode(batch_of([msgspec.msgpack.encode(document)])), 1)
     assert row is not None
     assert json.loads(row[layout.RESCUED]) == {"x": "nan", "y": [{"z": "-inf"}]}
+    deep = b'{"y": ' + b"[" * 900 + b"]" * 900 + b"}"
+    assert not InferringDecoder().decode(batch_of([deep])).failures
 
 
 def test_a_message_with_too_many_values_that_do_not_fit_fails_alone(monkeypatch: Any) -> None:
