@@ -183,7 +183,11 @@ class Rescued:
         self.messages += count
         some = rows.select([layout.SEQ, layout.RESCUED]).filter(rows.column(at).is_valid()).slice(0, _MAX_EXAMINED)
         for row in some.to_pylist():
-            for path, value in islice(_raw(row[layout.RESCUED]).items(), _MAX_COLUMNS):
+            try:
+                values = _raw(row[layout.RESCUED])
+            except RecursionError:  # nested hundreds of levels deep: it is counted
+                continue
+            for path, value in islice(values.items(), _MAX_COLUMNS):
                 column = re.split(r"[.\[]", path, maxsplit=1)[0]
                 if column not in self._limits and len(self._limits) == _MAX_COLUMNS:
                     continue

@@ -49,3 +49,6 @@ def test_a_large_rescued_value_is_logged_by_its_beginning(caplog: pytest.LogCapt
     assert (id_["column"], number["column"]) == ("id", "n")
     assert id_["example"].startswith('id = "xxx')
     assert len(id_["example"]) < 100 > len(number["example"])
+    deep = '{"x":' + "[" * 990 + "]" * 990 + "}"
+    rescued.add(pa.RecordBatch.from_pydict({layout.SEQ: [8], layout.RESCUED: [deep]}))
+    assert rescued.messages == 2
