@@ -72,7 +72,7 @@ lint: $(FOR_DEV)
 	$(RUN) ruff format --check
 	$(RUN) mypy
 	$(VENV)/bin/lint-imports --no-logo
-	$(RUN) mypy examples/arrow_writer.py examples/custom_decoder.py examples/hooks.py examples/notebook.py
+	$(RUN) mypy examples/arrow_writer.py examples/custom_decoder.py examples/hooks.py examples/notebook.py examples/pipeline.py examples/readings.py
 
 bench: $(FOR_DEV)
 	$(RUN) benchmarks.compare $(ARGS)
