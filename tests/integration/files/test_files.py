@@ -145,6 +145,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
             commands = []
             for name in ("files", "other"):
                 capture = settings(server.url, found.root, block={"interval": "24h", "max_age": "200ms"})
+                del capture["key"]  # the default of object stores
                 capture["source"] = {"object_store": name, "consumer": "archive"}
                 commands.append(stack.enter_context(Command(place, capture, name).start()))
             asyncio.run(use(server.url, found))

@@ -216,7 +216,7 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("ORDERS", {"engine": "duck"}, "engine='duck': expected spark or arrow"),
     ("EMPTY", {}, "the archive of stream EMPTY under {url} has no objects"),
     ("BAD", {}, f"the archive of stream BAD under {{url}} has only a quarantine, of messages that {HINT}"),
-    ("NONE", {}, "no archive of stream NONE under {url}; there are: EMPTY, ORDERS"),
+    ("NONE", {}, "no archive of stream NONE under {url}; there are: BAD, EMPTY, ORDERS"),
 )
 
 
