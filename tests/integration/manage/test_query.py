@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -350,7 +349,7 @@ def test_a_terminal_gets_40_rows_and_the_columns_that_fit(
 ) -> None:
     columns = ", ".join(f"'value' AS column_{number}" for number in range(20))
     sql = f"SELECT range AS n, {columns} FROM range(100)"
-    monkeypatch.setattr(shutil, "get_terminal_size", lambda: os.terminal_size((100, 20)))
+    monkeypatch.setenv("COLUMNS", "100")
 
     def lines(*words: str) -> list[str]:
         monkeypatch.setattr(sys, "argv", ["jetcapture", "query", orders.url, "ORDERS", *words])
