@@ -7,6 +7,7 @@ Only the replicas of one capture write a file. A column that no recent object ha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,6 +76,11 @@ def _check(type_: Any) -> None:
         _check(type_[0])
     elif type_ is not None and type_ not in _SCALARS:
         raise ValueError(f"expected a type, got {type_!r}")
+
+
+def column_of(rescued: str) -> str:
+    """Return the column, by its name in messages, of a path in `_nats_rescued`."""
+    return re.split(r"[.\[]", rescued, maxsplit=1)[0]
 
 
 def text(type_: Any) -> str:

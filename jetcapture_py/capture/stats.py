@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.inferred import column_of
 from jetcapture_py.capture.blocks import StoredBlock
 from jetcapture_py.log import LogLimit, event
 from jetcapture_py.text import one_line, without_credentials
@@ -188,7 +188,7 @@ class Rescued:
             except RecursionError:  # nested hundreds of levels deep: it is counted
                 continue
             for path, value in islice(values.items(), _MAX_COLUMNS):
-                column = re.split(r"[.\[]", path, maxsplit=1)[0]
+                column = column_of(path)
                 if column not in self._limits and len(self._limits) == _MAX_COLUMNS:
                     continue
                 if self._limits.setdefault(column, LogLimit(_AGAIN)).due(time.monotonic()):

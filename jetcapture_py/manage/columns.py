@@ -57,7 +57,7 @@ class Sample:
             if name == layout.RESCUED:
                 for text in column.drop_null().to_pylist():
                     values = json.loads(text)
-                    paths = {re.split(r"[.\[]", path, maxsplit=1)[0]: path for path in values}
+                    paths = {inferred.column_of(path): path for path in values}
                     self.rescued.update(paths.keys())
                     self.present.update(layout.field_name(column_) for column_ in paths if column_ in values)
                     for column_, path in paths.items():
