@@ -18,6 +18,7 @@ from jetcapture_py.capture import sealing
 from jetcapture_py.capture.blocks import Block, Blocks, StoredBlock
 from jetcapture_py.capture.decoding import Decoding
 from jetcapture_py.capture.encoding import Encoding
+from jetcapture_py.capture.inferred import InferredTypes
 from jetcapture_py.capture.sealing import Amount, Demand, Reason, SealRules
 from jetcapture_py.capture.spool import Spool, Spooling
 from jetcapture_py.capture.storing import Uploads
@@ -25,7 +26,7 @@ from jetcapture_py.config import shares
 from jetcapture_py.config.model import Config
 from jetcapture_py.config.values import TEXT_FORMATS
 from jetcapture_py.ledger import Ledger
-from jetcapture_py.store import Store
+from jetcapture_py.store import Store, notes_of
 from jetcapture_py.transform.keys import Run
 from jetcapture_py.transform.prepare import Prepared, Preparer
 
@@ -46,7 +47,8 @@ class Archiver:
             files = Spool(spool.path, spool.size, resident=memory // shares.OPEN_SHARE, growth=growth)
             self.spooling = Spooling(self.blocks, files, memory)
         self.decoding = Decoding(preparer, ledger)
-        self.uploads = Uploads(store, config.store)
+        self.types = InferredTypes(notes_of(store, config.store.url), config.source, preparer.decoder)
+        self.uploads = Uploads(store, config.store, self.types.write)
         self.encoding = Encoding(encoder, ledger, self.spooling, self.uploads.threads)
         self.sealed_by: Counter[str] = Counter()
         """Number of blocks by the reason for sealing."""

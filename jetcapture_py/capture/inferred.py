@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+import threading
 from contextlib import suppress
 from typing import Any
 
 from jetcapture_py.archive.inferred import InferredColumns, KnownTypes, merged, path, text
-from jetcapture_py.config.model import Config
+from jetcapture_py.config.model import Config, SourceConfig
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.log import event
 from jetcapture_py.store import NoteStore, change_note, configured_store, notes_of, read_inferred
@@ -16,9 +16,6 @@ from jetcapture_py.transform.batch import Decoder
 from jetcapture_py.transform.decode.json_inferred import InferringDecoder
 
 log = logging.getLogger("jetcapture.capture")
-
-Call = Callable[..., Awaitable[Any]]
-"""Calls a function of a store in a thread."""
 
 
 def inferring(decoder: Decoder | None) -> InferringDecoder | None:
@@ -38,33 +35,38 @@ def learn_archived(decoder: Decoder, config: Config) -> None:
 
 
 class InferredTypes:
-    """The types of one capture. Without `notes`, or without inferred columns, nothing is kept."""
+    """The types of one capture, for threads of its store. Without `notes`, or inferred columns, nothing is kept."""
 
-    def __init__(self, notes: NoteStore | None, stream: str, consumer: str, decoder: Decoder, call: Call) -> None:
-        self._notes, self._stream, self._consumer, self._call = notes, stream, consumer, call
+    def __init__(self, notes: NoteStore | None, source: SourceConfig, decoder: Decoder) -> None:
+        self._notes, self._stream, self._consumer = notes, source.stream, source.consumer
         self._decoder = inferring(decoder)
+        self._lock = threading.Lock()
         self._kept: KnownTypes = {}
         self._written: KnownTypes = {}
         """The decoder's types when they were last written: it takes over those of others with its next batch."""
 
-    async def read(self) -> None:
+    def read(self) -> None:
         """Have the decoder keep the archive's types; if they cannot be read, log it, and infer them again."""
         if self._decoder is None or self._notes is None:
             return
         try:
-            self._kept = await self._call(read_inferred, self._notes, self._stream, self._consumer)
+            self._kept = read_inferred(self._notes, self._stream, self._consumer)
         except JetcaptureError as error:
             event(log, logging.WARNING, "columns.failed", error=error)
             return
         self._decoder.learn(self._kept)
 
-    async def write(self) -> None:
+    def write(self) -> None:
         """Add new types to the archive, and take over those of other replicas; log columns whose type has changed.
 
-        A failure is logged and retried with the next call.
+        Objects are stored only after that. Raises StoreError.
         """
-        decoder, notes = self._decoder, self._notes
-        if decoder is None or notes is None or decoder.types in (self._kept, self._written):
+        if self._decoder is not None and self._notes is not None:
+            with self._lock:
+                self._write(self._decoder, self._notes)
+
+    def _write(self, decoder: InferringDecoder, notes: NoteStore) -> None:
+        if decoder.types in (self._kept, self._written):
             return
         own = decoder.types
         types: dict[str, Any] = {}
@@ -77,11 +79,7 @@ class InferredTypes:
             new = InferredColumns(stream=self._stream, consumer=self._consumer, types=types).encode()
             return None if new == data else new
 
-        try:
-            await self._call(change_note, notes, path(self._stream, self._consumer), change)
-        except JetcaptureError as error:
-            event(log, logging.WARNING, "columns.failed", error=error)
-            return
+        change_note(notes, path(self._stream, self._consumer), change)
         for column, type_ in types.items():
             for before in (self._kept.get(column), own.get(column)):
                 if before is not None and text(before) != text(type_):

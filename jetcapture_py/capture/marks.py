@@ -1,4 +1,4 @@
-"""Keep a capture's metadata files: the watermark, the stream's configuration, and the types of inferred columns."""
+"""Keep a capture's watermark, and the stream's configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from jetcapture_py import store
 from jetcapture_py.archive.watermark import ConsumerWatermark
 from jetcapture_py.capture.archiver import Archiver
-from jetcapture_py.capture.inferred import InferredTypes
 from jetcapture_py.capture.parts import describe_time
 from jetcapture_py.capture.stats import Stats
 from jetcapture_py.capture.stream_watch import TIMEOUT, StreamWatch
@@ -40,8 +39,6 @@ class Marks:
         self.notes = store.notes_of(archiver.uploads.store, url)
         self.observer = Observer(source.stream, source.config.source.consumer)
         self.stream = StreamWatch(source, self.notes, archiver.uploads, self.observer)
-        uploads, decoder = archiver.uploads, archiver.decoding.preparer.decoder
-        self.types = InferredTypes(self.notes, source.stream, source.config.source.consumer, decoder, uploads.call)
         self.watermark: ConsumerWatermark | None = None
         self.key_rule: str | None = None
         """The rule for keys, as in footers; None if unknown."""
@@ -82,7 +79,6 @@ class Marks:
             await self.stream.keep_config()
             await asyncio.sleep(MARK)
             await self.read_erased()
-            await self.types.write()
             if await self._source.refresh():
                 await self.write(IDLE_MARK)
 
@@ -131,7 +127,6 @@ class Marks:
             event(log, logging.WARNING, "watermark.failed", error="NATS did not answer in time")
         try:
             async with asyncio.timeout_at(max(deadline, asyncio.get_running_loop().time() + LAST_MARK)):
-                await self.types.write()
                 if answered:
                     await self.write(timedelta())
                     await self.stream.keep_config()

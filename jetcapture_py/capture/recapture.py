@@ -17,7 +17,6 @@ import pyarrow as pa
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture import parts
 from jetcapture_py.capture.archiver import Archiver
-from jetcapture_py.capture.inferred import InferredTypes
 from jetcapture_py.capture.sealing import Demand, Reason
 from jetcapture_py.config.model import Config
 from jetcapture_py.jetstream.wire.inbox import Received
@@ -48,10 +47,8 @@ class Recapture:
         self.notes = notes_of(store, config.store.url)
         self.archiver = Archiver(config, Ledger(Memory(limits.memory)), store, preparer, encoder)
         self.archiver.uploads.retry_for = min(config.store.retry_for, RETRY_FOR)
-        self._stream, self._consumer, self._sealed_by = config.source.stream, config.source.consumer, sealed_by
+        self._stream, self._sealed_by = config.source.stream, sealed_by
         self._choose, self._put = choose, put or self.put
-        self._types: InferredTypes | None = None
-        """None until the store has been checked, so that a dry run writes nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -78,11 +75,9 @@ class Recapture:
         Raises JetcaptureError if they cannot be read.
         """
         uploads, encoding = self.archiver.uploads, self.archiver.encoding
-        decoder = self.archiver.decoding.preparer.decoder
         await uploads.probe(asyncio.Event())
         encoding.erased = await uploads.call(read_erased, self.notes, self._stream, encoding.erased)
-        self._types = InferredTypes(self.notes, self._stream, self._consumer, decoder, uploads.call)
-        await self._types.read()
+        await uploads.call(self.archiver.types.read)
 
     async def add(self, consumer: str, received: Received) -> None:
         """Decode and route messages delivered to `consumer`, and put them into blocks. Store full blocks, and the
@@ -102,9 +97,7 @@ class Recapture:
                 archiver.relieve(Demand())
 
     async def flush(self) -> None:
-        """Store all blocks, and new types of inferred columns. Raises StoreError."""
-        if self._types is not None:
-            await self._types.write()
+        """Store all blocks. Raises StoreError."""
         self.archiver.seal_all(self._sealed_by)
         await self._store()
 

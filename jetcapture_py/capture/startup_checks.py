@@ -47,7 +47,7 @@ async def check(marks: Marks, source: PullSource, archiver: Archiver, stop: asyn
     marks.observer.began(source.state)
     await marks.begin()
     await marks.read_erased()
-    await marks.types.read()
+    await archiver.uploads.call(archiver.types.read)
     archiver.encoding.encoder = encoder.for_stream(source.origin.created, source.config.source.consumer)
 
 

@@ -101,10 +101,14 @@ class Storing:
 
 
 class Uploads:
-    """The store, its threads and its state. Errors are retried for `store.retry_for` seconds."""
+    """The store, its threads and its state. Errors are retried for `store.retry_for` seconds.
 
-    def __init__(self, store: Store, config: StoreConfig) -> None:
+    `before` is called in a thread before objects are put; they wait while it fails.
+    """
+
+    def __init__(self, store: Store, config: StoreConfig, before: Callable[[], None] = lambda: None) -> None:
         self.store, self.workers, self.retry_for = store, config.concurrency, config.retry_for
+        self._before = before
         self.threads = ThreadPoolExecutor(config.concurrency, "store")
         self.storing = Storing()
 
@@ -155,7 +159,7 @@ class Uploads:
             for attempt, delay in enumerate(delays(FIRST_RETRY, MAX_RETRY), 1):
                 storing.began(turn, loop.time())
                 objects_left = [each for _, each in pending]
-                outcomes = await self.call(_put_each, self.store, objects_left)
+                outcomes = await self.call(_put_each, self.store, self._before, objects_left)
                 failed: list[tuple[int, EncodedBlock]] = []
                 errors: list[Exception] = []
                 for (index, encoded), (outcome, seconds) in zip(pending, outcomes, strict=True):
@@ -186,8 +190,15 @@ class Uploads:
         self.threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _put_each(store: Store, objects: Sequence[EncodedBlock]) -> list[tuple[str | Exception, float]]:
+def _put_each(
+    store: Store, before: Callable[[], None], objects: Sequence[EncodedBlock]
+) -> list[tuple[str | Exception, float]]:
     """Return each object's location or error, and the seconds taken. Runs in a worker thread."""
+    try:
+        before()
+    except JetcaptureError as error:
+        _drop_tracebacks(error)
+        return [(error, 0.0)] * len(objects)
     outcomes: list[tuple[str | Exception, float]] = []
     first, failure = time.perf_counter(), None
     for encoded in objects:

@@ -306,6 +306,7 @@ class _Repairer:
         replaced = path in self._damaged and isinstance(uploads.store, NoteStore)
         try:
             if replaced:
+                await uploads.call(self.recapture.archiver.types.write)
                 await uploads.call(change_note, uploads.store, path, lambda _: bytes(encoded.data))
             else:
                 await self.recapture.put(encoded)

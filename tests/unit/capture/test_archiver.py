@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,8 +20,10 @@ from jetcapture_py.capture import parts
 from jetcapture_py.capture.archiver import Archiver
 from jetcapture_py.capture.blocks import StoredBlock, replies_of
 from jetcapture_py.capture.stats import Stats
+from jetcapture_py.errors import StoreError
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.ledger import Ledger, Memory
+from jetcapture_py.store import LocalStore, NoteChange, Store
 from tests.support.running import config
 from tests.unit.archive.test_removed import NOON
 
@@ -44,7 +48,26 @@ class GatedStore:
         """Nothing is asked of it here."""
 
 
-def archiver(store: GatedStore) -> Archiver:
+class TypedStore(LocalStore):
+    """Records the types in the archive at each put, and refuses the first `refusals` changes of them."""
+
+    def __init__(self, root: Path, refusals: int) -> None:
+        super().__init__(str(root))
+        self.refusals, self.asked, self.types = refusals, 0, list[Any]()
+
+    def change_note(self, path: str, change: NoteChange) -> None:
+        self.asked += 1
+        if self.asked <= self.refusals:
+            raise StoreError(f"cannot write {path}")
+        super().change_note(path, change)
+
+    def put(self, name: ObjectName, data: pa.Buffer) -> str:
+        note = self.read_note("_columns/ORDERS/archive.json")
+        self.types.append(None if note is None else json.loads(note)["types"])
+        return super().put(name, data)
+
+
+def archiver(store: Store) -> Archiver:
     block = {"max_messages": 7, "interval": "15m"}
     settings = config("nats://127.0.0.1:1", "/nowhere", decode={"format": "json"}, key="{id}", block=block)
     preparer, encoder = parts.preparer(settings, None, None), parts.encoder(settings, None, None)
@@ -144,5 +167,21 @@ def test_erased_messages_are_acknowledged_and_not_stored_again() -> None:
         assert sorted(kept) == [2, 3, 6, 7]
         assert sorted(replies_of(blocks).to_pylist()) == sorted(received(range(1, 8)).replies.to_pylist())
         assert run.encoding.left_out == 3
+
+    asyncio.run(scenario())
+
+
+def test_objects_wait_until_the_types_of_their_columns_are_in_the_archive(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = TypedStore(tmp_path, refusals=2)
+        run = archiver(store)
+        for seqs in (range(1, 10), range(11, 20)):
+            async for prepared in run.decoding.pieces(received(seqs)):
+                run.add(prepared)
+            await stored_by(run)
+        run.close()
+        assert store.types == [{"id": "string"}] * 6
+        assert store.asked == 3  # no request when nothing is new
+        assert run.uploads.storing.errors["temporary"] > 1
 
     asyncio.run(scenario())

@@ -12,28 +12,25 @@ from jetcapture_py.archive import layout
 from jetcapture_py.archive.inferred import InferredColumns, path
 from jetcapture_py.capture.inferred import InferredTypes
 from jetcapture_py.capture.stats import Rescued
+from jetcapture_py.config.model import SourceConfig
 from jetcapture_py.log import FIELDS
 from jetcapture_py.store import LocalStore
 from jetcapture_py.transform.decode.json_inferred import InferringDecoder
 from tests.support.batches import batch_of
 
 
-async def call(function: Any, *arguments: Any) -> Any:
-    return function(*arguments)
-
-
-async def test_a_change_of_a_type_is_logged_once_though_no_message_follows(
+def test_a_change_of_a_type_is_logged_once_though_no_message_follows(
     tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "jetcapture.capture")
     store, decoder = LocalStore(str(tmp_path)), InferringDecoder()
-    types = InferredTypes(store, "S", "c", decoder, call)
-    await types.read()
+    types = InferredTypes(store, SourceConfig(stream="S", consumer="c"), decoder)
+    types.read()
     decoder.decode(batch_of([b'{"id": 1}']))
     other = InferredColumns(stream="S", consumer="c", types={"id": "string"}).encode()
     store.change_note(path("S", "c"), lambda _: other)  # another replica was first
     for _ in range(3):
-        await types.write()
+        types.write()
     assert [getattr(record, FIELDS) for record in caplog.records] == [
         {"column": "id", "was": "int64", "type": "string"}
     ]
