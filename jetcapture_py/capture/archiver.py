@@ -27,7 +27,6 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.config.values import TEXT_FORMATS
 from jetcapture_py.ledger import Ledger
 from jetcapture_py.store import Store, notes_of
-from jetcapture_py.transform.keys import Run
 from jetcapture_py.transform.prepare import Prepared, Preparer
 
 
@@ -62,14 +61,14 @@ class Archiver:
     # ------------------------------------------------------------------ messages to blocks
 
     def add(self, prepared: Prepared) -> None:
-        """Put a decoded piece into blocks, and seal full ones."""
+        """Put a decoded piece into blocks, and seal full ones; all of them if the next piece has other columns."""
         self.encoding.set_columns(prepared.columns)
-        self.add_rows(prepared.rows, prepared.runs)
-        self.add_rows(prepared.quarantine, prepared.quarantine_runs, quarantine=True)
-
-    def add_rows(self, rows: pa.RecordBatch, runs: Sequence[Run], *, quarantine: bool = False) -> None:
-        self._send(self.blocks.add(rows, runs, asyncio.get_running_loop().time(), quarantine=quarantine))
+        now = asyncio.get_running_loop().time()
+        self._send(self.blocks.add(prepared.rows, prepared.runs, now))
+        self._send(self.blocks.add(prepared.quarantine, prepared.quarantine_runs, now, quarantine=True))
         self._opened.set()
+        if self.types.learn():
+            self.seal_all("columns")
 
     async def memory_freed(self) -> None:
         """While blocks hold more than `limits.memory`, wait for those being stored or spooled."""

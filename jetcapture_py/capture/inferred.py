@@ -17,6 +17,8 @@ from jetcapture_py.transform.decode.json_inferred import InferringDecoder
 
 log = logging.getLogger("jetcapture.capture")
 
+_NOTHING: KnownTypes = {}
+
 
 def inferring(decoder: Decoder | None) -> InferringDecoder | None:
     """Return the decoder that infers columns, inside others or not; None without one, or if columns follow messages."""
@@ -41,9 +43,10 @@ class InferredTypes:
         self._notes, self._stream, self._consumer = notes, source.stream, source.consumer
         self._decoder = inferring(decoder)
         self._lock = threading.Lock()
-        self._kept: KnownTypes = {}
+        self._kept = self._learned = _NOTHING
+        """The archive's types, and those of them that the decoder has."""
         self._written: KnownTypes = {}
-        """The decoder's types when they were last written: it takes over those of others with its next batch."""
+        """The decoder's types when they were last written."""
 
     def read(self) -> None:
         """Have the decoder keep the archive's types; if they cannot be read, log it, and infer them again."""
@@ -54,10 +57,17 @@ class InferredTypes:
         except JetcaptureError as error:
             event(log, logging.WARNING, "columns.failed", error=error)
             return
-        self._decoder.learn(self._kept)
+        self.learn()
+
+    def learn(self) -> bool:
+        """Between two batches: have the decoder keep the archive's types; return whether columns have changed."""
+        if self._decoder is None or (kept := self._kept) is self._learned:
+            return False
+        self._learned = kept
+        return self._decoder.learn(kept)
 
     def write(self) -> None:
-        """Add new types to the archive, and take over those of other replicas; log columns whose type has changed.
+        """Add new types to the archive, for `learn` with those of other replicas; log columns whose type has changed.
 
         Objects are stored only after that. Raises StoreError.
         """
@@ -86,8 +96,6 @@ class InferredTypes:
                     event(log, logging.INFO, "column.changed", column=column, was=text(before), type=text(type_))
                     break
         self._kept, self._written = types, own
-        if types != own:
-            decoder.learn(types)
 
     def _decoded(self, data: bytes) -> KnownTypes:
         return InferredColumns.decode(data, self._stream, path(self._stream, self._consumer)).types

@@ -85,12 +85,9 @@ class Recapture:
         archiver = self.archiver
         archiver.decoding.preparer = replace(archiver.decoding.preparer, consumer=consumer)
         async for prepared in archiver.decoding.pieces(received):
-            archiver.encoding.set_columns(prepared.columns)
-            for quarantine, rows, runs in (
-                (False, prepared.rows, prepared.runs),
-                (True, prepared.quarantine, prepared.quarantine_runs),
-            ):
-                archiver.add_rows(*self._choose(rows, runs, quarantine), quarantine=quarantine)
+            good, bad = (prepared.rows, prepared.runs, False), (prepared.quarantine, prepared.quarantine_runs, True)
+            (rows, runs), (failed, failed_runs) = self._choose(*good), self._choose(*bad)
+            archiver.add(replace(prepared, rows=rows, runs=runs, quarantine=failed, quarantine_runs=failed_runs))
             archiver.relieve(Demand())
             while archiver.waiting.amount[0]:
                 await self._store()

@@ -6,6 +6,7 @@
     age        its first message came `block.max_age` ago
     pressure   all open blocks together hold too many bytes, messages, or blocks; or pulls wait for memory only; or, in
                the ordered mode, later messages cannot be acknowledged before it
+    columns    a column has another name or type in the next message, by those of another replica
     drain      the capture stops
     caught_up  nothing is left to deliver, and `--until-caught-up` waits for what is held
     released   another replica has taken over: the block is dropped, not stored
@@ -32,7 +33,9 @@ from jetcapture_py.config.shares import (
     SMALL_BLOCKS,
 )
 
-Reason = Literal["", "bytes", "messages", "age", "pressure", "drain", "caught_up", "released", "repair", "redecode"]
+Reason = Literal[
+    "", "bytes", "messages", "age", "pressure", "columns", "drain", "caught_up", "released", "repair", "redecode"
+]
 
 MAX_NULLS = 1 << 25
 """Values that rows of a block may lack because other rows have more columns. They take no memory while they are held,

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 MAX_BLOCKS = 6
 """Maximum of the oldest open blocks to list, and of the largest; all are listed if they are no more than both
 together."""
-SEALED_BY = ("age", "bytes", "messages", "pressure", "drain", "caught_up")
+SEALED_BY = ("age", "bytes", "messages", "pressure", "columns", "drain", "caught_up")
 _FEW_SAMPLES = 12
 """Samples (the last minute) for detecting other replicas: a single one may mix two moments."""
 _FAILING = {

@@ -28,6 +28,7 @@ import pyarrow as pa
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.common_type import EXACT
 from jetcapture_py.archive.inferred import KnownTypes, merged, wider
+from jetcapture_py.archive.schema import fields_in
 from jetcapture_py.config.column_types import MAX_DEPTH, TIMESTAMP
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
 from jetcapture_py.transform.decode.bounds import JSON_FORMAT, ObjectFormat
@@ -103,19 +104,28 @@ class InferringDecoder:
         self._budget = SchemaBudget(widens=conflict == "widen")
         self._root = Fields(self._budget, layout.field_name)
         self._columns = pa.schema([])
-        self._learned = self._applied = _NOTHING
         self.types: KnownTypes = {}
         """The types of all fields so far; replaced, never changed."""
 
-    def learn(self, types: KnownTypes) -> None:
-        """From the next batch on, keep these types, such as the archive's. Thread-safe."""
-        self._learned = types
+    def learn(self, types: KnownTypes) -> bool:
+        """Keep these types, such as the archive's, and their order; call it between two batches.
+
+        Return whether a column now has another name or type than in earlier batches.
+        """
+        before = _columns_in(self._columns)
+        self._budget = SchemaBudget(widens=self.conflict == "widen")
+        self._root = Fields(self._budget, layout.field_name)
+        self._root.learn(merged(types, self.types), 1)
+        self._describe()
+        return not before <= _columns_in(self._columns)
+
+    def _describe(self) -> None:
+        self._columns = pa.schema(self._root.types(known=True))
+        self.types = self._root.known()
+        self._budget.changed = False
 
     def decode(self, batch: MessageBatch) -> Decoded:
         """Decode every message of `batch`. Raises BatchTooWideError if its columns would be too large."""
-        if (learned := self._learned) is not self._applied:
-            self._applied = learned
-            self._root.learn(merged(learned, self._root.known()), 1)
         size = batch.column(layout.PAYLOAD).nbytes
         if size > _LARGE:
             self._format.check(batch, MAX_CONTAINERS, objects=1, lists=1, reason=_TOO_MANY)
@@ -133,9 +143,7 @@ class InferringDecoder:
             return assemble([], [], failures)
         stored = self._root.stored()
         if self._budget.changed:
-            self._columns = pa.schema(self._root.types(known=True))
-            self.types = self._root.known()
-            self._budget.changed = False
+            self._describe()
         removed = _by_row(misfits, len(documents)) if misfits else [None] * len(documents)
         if misfits and self.conflict == "quarantine":
             good = [row for row, fields in enumerate(removed) if not fields]
@@ -166,9 +174,13 @@ class InferringDecoder:
             failures[index] = failure(index, f"{problem}; declare decode.columns", stage="schema")
 
 
-_NOTHING: KnownTypes = {}
 _TOO_MANY = f"more than {MAX_CONTAINERS:,} objects and lists; declare decode.columns"
 _TOO_WIDE = f"more than {MAX_CELLS} values, including nulls; declare decode.columns"
+
+
+def _columns_in(schema: pa.Schema) -> set[tuple[str, int]]:
+    """Return the path and kind of all columns and fields inside them."""
+    return {(path, field.type.id) for path, field in fields_in(schema)}
 
 
 def _size(names: Iterable[str]) -> int:
@@ -267,10 +279,9 @@ class Fields:
         self._budget.changed = True
 
     def learn(self, types: KnownTypes, depth: int) -> None:
-        """Have these types, whatever was inferred before."""
+        """Have these types, before any object."""
         for key, type_ in types.items():
-            if key not in self.shapes:
-                self._add(key, depth)
+            self._add(key, depth)
             self.shapes[key].learn(type_, depth)
 
     def known(self) -> KnownTypes:
@@ -458,18 +469,14 @@ class FieldShape:
         return None if self.kind == "null" else self.kind
 
     def learn(self, type_: Any, depth: int) -> None:
-        """Have a type of `KnownTypes`."""
-        kind = "list" if isinstance(type_, list) else "struct" if isinstance(type_, dict) else type_ or "null"
-        if kind != self.kind:
-            self.become("string")  # releases what is nested
-            self.become(kind)
+        """Have a type of `KnownTypes`, before any value."""
+        self.kind = "list" if isinstance(type_, list) else "struct" if isinstance(type_, dict) else type_ or "null"
         if isinstance(type_, list):
-            if self.item is None:
-                self._budget.fields -= 1
-                self.item = FieldShape(self._budget)
+            self._budget.fields -= 1
+            self.item = FieldShape(self._budget)
             self.item.learn(type_[0], depth + 1)
         if isinstance(type_, dict):
-            self.fields = self.fields or Fields(self._budget)
+            self.fields = Fields(self._budget)
             self.fields.learn(type_, depth + 1)
 
     def become(self, kind: str) -> None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.inferred import InferredColumns
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.messages import MessageSet
 from jetcapture_py.archive.removed import Erased, Tombstone
@@ -76,6 +77,10 @@ def archiver(store: Store) -> Archiver:
 
 def received(seqs: range) -> Received:
     """Messages, a second apart and of three keys; each tenth is no JSON, each fifth was delivered before."""
+    return messages(seqs, [b"{" if seq % 10 == 0 else json.dumps({"id": f"k{seq % 3}"}).encode() for seq in seqs])
+
+
+def messages(seqs: range, payloads: list[bytes]) -> Received:
     times = [(SECOND + seq - 1) * 1_000_000_000 for seq in seqs]
     return Received.of(
         subjects=[b"orders"] * len(seqs),
@@ -84,7 +89,7 @@ def received(seqs: range) -> Received:
             for seq, time in zip(seqs, times, strict=True)
         ],
         headers=[b""] * len(seqs),
-        payloads=[b"{" if seq % 10 == 0 else json.dumps({"id": f"k{seq % 3}"}).encode() for seq in seqs],
+        payloads=payloads,
     )
 
 
@@ -183,5 +188,27 @@ def test_objects_wait_until_the_types_of_their_columns_are_in_the_archive(tmp_pa
         assert store.types == [{"id": "string"}] * 6
         assert store.asked == 3  # no request when nothing is new
         assert run.uploads.storing.errors["temporary"] > 1
+
+    asyncio.run(scenario())
+
+
+def test_an_open_object_ends_where_the_type_of_another_replica_counts(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        store = LocalStore(str(tmp_path))
+        run = archiver(store)
+        other = InferredColumns(stream="ORDERS", consumer="archive", types={"id": "string", "x": "string"}).encode()
+        store.change_note("_columns/ORDERS/archive.json", lambda _: other)
+        for seq, x in enumerate((1, 2, "a", "b"), 1):
+            async for prepared in run.decoding.pieces(
+                messages(range(seq, seq + 1), [json.dumps({"id": "k", "x": x}).encode()])
+            ):
+                run.add(prepared)
+            run.types.write()  # as with the next object
+        blocks = await stored_by(run)
+        run.close()
+        paths = [block.name.path for block in blocks if block.name is not None]
+        tables = [pq.read_table(tmp_path / path) for path in sorted(paths)]
+        assert [table["x"].to_pylist() for table in tables] == [[1, 2], ["a", "b"]]
+        assert run.sealed_by == {"columns": 1, "drain": 1}
 
     asyncio.run(scenario())
