@@ -247,3 +247,13 @@ def test_the_file_of_types_has_them_in_the_order_that_names_the_columns() -> Non
         data = json.dumps({"format": 1, "stream": "S", "consumer": "c", "types": {"x": type_}}).encode()
         with pytest.raises(JetcaptureError, match="path is damaged: expected a type"):
             InferredColumns.decode(data, "S", "path")
+
+
+def test_replicas_that_meet_names_of_other_case_in_another_order_then_name_their_columns_alike() -> None:
+    first, second, later = ({"id": 1, "o": {"k": "a"}}, {"Id": 2, "o": {"K": "b"}}, {"id": 3, "Id": 4})
+    one, other = InferringDecoder(), InferringDecoder()
+    assert decode(one, first) + decode(one, second) == [{"id": 1, "o": {"k": "a"}}, {"Id_": 2, "o": {"K_": "b"}}]
+    assert decode(other, second) + decode(other, first) == [{"Id": 2, "o": {"K": "b"}}, {"id_": 1, "o": {"k_": "a"}}]
+    assert other.learn(one.types)  # ends open objects, which have the columns swapped
+    assert decode(other, later, first | second)[0] == decode(one, later)[0] == {"id": 3, "Id_": 4}
+    assert not other.learn(one.types)
