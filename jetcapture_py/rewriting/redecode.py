@@ -156,7 +156,10 @@ class _Redecoder:
         if not sources:
             # raises an error if there is no such archive either
             ReadRequest(files=self._archive, stream=stream, quarantine=True).plan()
-        if sources and not done.dry_run:
+        if done.dry_run:
+            archiver = self.recapture.archiver
+            await archiver.uploads.call(archiver.types.read)
+        elif sources:
             await self.recapture.check_store()
         rows, total = 0, sum(source.name.rows for source in sources)
         ordered = sorted(sources, key=lambda source: (source.name.first_seq, source.name.path))

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from jetcapture_py.archive import layout
+from jetcapture_py.archive.inferred import InferredColumns
 from jetcapture_py.archive.writer import EncodedBlock
 from jetcapture_py.capture.recapture import Recapture
 from jetcapture_py.config.model import Config, parse
@@ -22,6 +23,7 @@ from jetcapture_py.manage import quarantine
 from jetcapture_py.manage.many import show_one
 from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.rewriting.redecode import QuarantineSelection, Redecoded, redecode
+from jetcapture_py.store import LocalStore
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.verify.findings import Kind
 from jetcapture_py.verify.proof import verify
@@ -121,6 +123,16 @@ def test_columns_that_are_then_inferred_have_their_types_in_the_archive(nats_ser
     assert not file.exists()
     run(inferred)
     assert json.loads(file.read_text())["types"].keys() == {"id", "amount"}
+
+
+def test_a_dry_run_knows_the_types_of_the_archive(nats_server: Start, tmp_path: Path) -> None:
+    config = captured(nats_server, tmp_path / "a")
+    decode = {"decode": {"format": "json", "on_conflict": "quarantine"}}
+    strict = parse(config.model_dump(mode="json", exclude_unset=True, by_alias=True) | decode)
+    types = InferredColumns(stream=STREAM, consumer=config.source.consumer, types={"id": "bool"}).encode()
+    LocalStore(str(tmp_path / "a")).write_note(f"_columns/{STREAM}/{config.source.consumer}.json", types)
+    dry, done = run(strict, dry_run=True), run(strict)
+    assert (dry.decoded, dry.failed) == (done.decoded, done.failed) == (0, 50)
 
 
 def test_what_stays_has_the_new_reason_unless_it_was_not_selected(nats_server: Start, tmp_path: Path) -> None:
