@@ -387,6 +387,8 @@ class FieldShape:
             if not fits:
                 values[row] = None
                 misfits.append((row, "", value))
+                if len(misfits) * MISFIT_CELLS > self._budget.cells:
+                    raise BatchTooWideError  # at once: a million of them take seconds
             else:
                 kind = wider
         return misfits

@@ -234,6 +234,18 @@ def test_a_message_with_too_many_values_that_do_not_fit_fails_alone(monkeypatch:
     assert decoded.failures[0].error.startswith("more than")
 
 
+def test_a_list_of_too_many_values_that_do_not_fit_is_refused_before_all_are_looked_at(monkeypatch: Any) -> None:
+    monkeypatch.setattr(json_inferred, "MAX_CELLS", 30_000)
+    looked_at: list[Any] = []
+    wider = json_inferred._wider
+    monkeypatch.setattr(json_inferred, "_wider", lambda known, kind: looked_at.append(kind) or wider(known, kind))
+    decoder = InferringDecoder()
+    decoder.learn({"x": ["int53"], "y": [{"z": "int53"}]})
+    for document in ({"x": ["a"] * 20_000}, {"y": [{"z": "a"}] * 9_000}):
+        assert decoder.decode(batch_of([json.dumps(document).encode()])).failures[0].stage == "schema"
+    assert len(looked_at) < 15_000  # of 29,000
+
+
 def test_the_file_of_types_has_them_in_the_order_that_names_the_columns() -> None:
     def decoded(types: Any) -> Any:
         data = InferredColumns(stream="S", consumer="c", types=types).encode()
