@@ -25,7 +25,7 @@ PAGES = {
 """Pages of the repository's root, and their names here."""
 REFERENCE = "reference.md"
 GROUPS = {
-    "Reading": ("read_archive", "read_bucket", "list_files", "read_file", "save_file", "ArchivedFile"),
+    "Reading": ("read_archive", "read_latest", "read_bucket", "list_files", "read_file", "save_file", "ArchivedFile"),
     "Capturing": ("Capture", "Config", "load", "OnStored", "StoredObject"),
     "Your own decoder and key": (
         "Decoder",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from jetcapture_py.files import save_file as save_file
     from jetcapture_py.reading.arrow import read_archive as read_archive
     from jetcapture_py.reading.bucket import read_bucket as read_bucket
+    from jetcapture_py.reading.latest import read_latest as read_latest
     from jetcapture_py.store import Store as Store
     from jetcapture_py.transform.batch import BatchTooWideError as BatchTooWideError
     from jetcapture_py.transform.batch import Decoded as Decoded
@@ -65,6 +66,7 @@ _MODULES = {
     "read_archive": "reading.arrow",
     "read_bucket": "reading.bucket",
     "read_file": "files",
+    "read_latest": "reading.latest",
     "save_file": "files",
 }
 

@@ -453,6 +453,9 @@ def query(
             "Repeatable; with several streams orders.id=BIGINT.",
         ),
     ] = None,
+    by: opt.By = None,
+    order: opt.Order = "_nats_seq",
+    deleted: opt.Deleted = None,
     options: opt.StoreOptions = None,
     form: Annotated[
         Literal["table", "csv", "json", "parquet"], typer.Option("--format", help="Output format.")
@@ -467,7 +470,8 @@ def query(
     """Run SQL over archives with DuckDB, each message once.
 
     query CONFIG [SQL], or query URL STREAM [SQL].
-    The views are archive, quarantine (messages that could not be decoded) and objects.
+    The views are archive, quarantine (messages that could not be decoded) and objects; with --by also latest, the
+    newest row of each key.
 
     query DIRECTORY [SQL], or query CONFIG CONFIG… [SQL]: several streams, each a schema, such as orders.archive. SHOW
     TABLES lists their views.
@@ -496,6 +500,7 @@ def query(
         dedupe=dedupe,
         parquet_only=parquet_only,
         types=opt.types_of(types),
+        latest=opt.latest_of(by, order, deleted),
         form=form,
         output=output,
         everything=everything,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jetcapture_py.config.captures import Find
     from jetcapture_py.config.model import Config, NatsConfig
     from jetcapture_py.reading.columns import Types
-    from jetcapture_py.reading.selection import Selection
+    from jetcapture_py.reading.selection import Latest, Selection
 
 T = TypeVar("T")
 
@@ -104,6 +104,29 @@ ParquetOnly = Annotated[
     typer.Option("--parquet-only", help="Skip objects in formats other than Parquet, which are an error otherwise."),
 ]
 
+By = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--by",
+        metavar="COLUMN",
+        help="Key of the view latest, which has the newest row of each: a column or an SQL expression; repeatable.",
+    ),
+]
+Order = Annotated[
+    str,
+    typer.Option(
+        "--order", metavar="COLUMN", help="What is greatest in the newest row of latest: a column or an SQL expression."
+    ),
+]
+Deleted = Annotated[
+    str | None,
+    typer.Option(
+        "--deleted",
+        metavar="CONDITION",
+        help="SQL, such as \"op = 'd'\": a key whose newest row meets it is not in latest.",
+    ),
+]
+
 
 def selection_of(
     start: str | None,
@@ -122,6 +145,15 @@ def selection_of(
         event_start=time_option("--event-from", event_start),
         event_end=time_option("--event-to", event_end),
     )
+
+
+def latest_of(by: Sequence[str] | None, order: str, deleted: str | None) -> "Latest | None":
+    """Return what the view `latest` is by --by, --order and --deleted; None without --by. Raises ConfigError."""
+    from jetcapture_py.archive.layout import SEQ
+    from jetcapture_py.reading.selection import Latest
+
+    refuse((not by and order != SEQ, "--order needs --by"), (not by and deleted is not None, "--deleted needs --by"))
+    return Latest(by=by, order=order, deleted=deleted) if by else None
 
 
 def types_of(texts: Iterable[str] | None) -> "Types":

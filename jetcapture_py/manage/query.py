@@ -7,26 +7,23 @@ import re
 import shutil
 import signal
 import sys
-import tempfile
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from importlib import util
-from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from jetcapture_py.errors import ConfigError, JetcaptureError, StoreError, VanishedError
 from jetcapture_py.options import ChosenArchive
 from jetcapture_py.reading.columns import take_nulled
-from jetcapture_py.reading.duckdb import VIEWS, ArchiveViews, connect, list_views, named_views
+from jetcapture_py.reading.duckdb import LATEST, VIEWS, ArchiveViews, archive_views, list_views, named_views
 from jetcapture_py.reading.output import Format, visible, write
 from jetcapture_py.reading.plan import Dedupe, ReadRequest, no_archive
-from jetcapture_py.reading.selection import Selection, complete_end
-from jetcapture_py.store.archive import AGAIN, ArchiveFiles, File, open_archive
+from jetcapture_py.reading.selection import Latest, Selection, complete_end
+from jetcapture_py.store.archive import ArchiveFiles, File, open_archive
 from jetcapture_py.text import MAX_LOGGED, one_line
 
 if TYPE_CHECKING:
@@ -41,6 +38,7 @@ _EXPLAIN = ["explain_key", "explain_value"]
 """The columns of EXPLAIN, whose text is shown as it is."""
 _SHOW_TABLES = re.compile(r"\s*SHOW\s+(ALL\s+)?TABLES\s*;?\s*", re.IGNORECASE)
 _UNQUALIFIED = re.compile(rf"Catalog Error: Table with name ({'|'.join(VIEWS)}) does not exist", re.IGNORECASE)
+_NO_LATEST = re.compile(rf"Catalog Error: Table with name {LATEST} does not exist", re.IGNORECASE)
 _BATCH_ROWS = 2048
 """DuckDB's own batch size."""
 _MISSING = "SQL is missing: give a statement, or write it to standard input"
@@ -61,6 +59,8 @@ class QueryRequest:
     parquet_only: bool
     types: Mapping[str, pa.DataType] = field(default_factory=dict)
     """Types of columns of `archive`; where each stream is a schema, of `orders.column`."""
+    latest: Latest | None = None
+    """What the view `latest` is; None without one."""
     form: Format
     output: str | None
     everything: bool = False
@@ -69,8 +69,6 @@ class QueryRequest:
 
 def run(request: QueryRequest) -> int:
     """Run the statement, or a shell; return the exit code. Raises JetcaptureError."""
-    if util.find_spec("duckdb") is None:
-        raise JetcaptureError("duckdb is missing: pip install 'jetcapture[query]'")
     statement = request.statement
     if statement is None and not sys.stdin.isatty():
         statement = sys.stdin.read()
@@ -126,22 +124,17 @@ def _session(request: QueryRequest) -> Iterator[_Session]:
             parquet_only=request.parquet_only,
             types=types.pop(archive.stream.lower(), {}) if request.schemas else request.types,
         )
-        views |= {f"{archive.stream}.{name}" if request.schemas else name: rows for name in VIEWS}
+        names = VIEWS if request.latest is None else (*VIEWS, LATEST)
+        views |= {f"{archive.stream}.{name}" if request.schemas else name: rows for name in names}
     if request.schemas and types:
         raise ConfigError(
             f"--type: expected STREAM.COLUMN=TYPE with the name of a stream, got {next(iter(request.types))}"
         )
-    directory = Path(tempfile.mkdtemp(prefix="jetcapture-query-"))
-    try:
-        links = directory / "objects"
-        links.mkdir()
-        with closing(connect(directory / "spilled")) as connection, ThreadPoolExecutor(1, "query") as worker:
-            created = ArchiveViews(connection, links, remote=not all(files.local for _, files in opened))
-            for archive in request.archives if request.schemas else ():
-                created.create_schema(archive.stream)
-            yield _Session(request, views, connection, worker, created)
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    remote = not all(files.local for _, files in opened)
+    with archive_views(remote=remote) as (connection, created), ThreadPoolExecutor(1, "query") as worker:
+        for archive in request.archives if request.schemas else ():
+            created.create_schema(archive.stream)
+        yield _Session(request, views, connection, worker, created)
 
 
 class _Session:
@@ -195,7 +188,6 @@ class _Session:
         import duckdb
 
         self._writing = False
-        self._views.failure()  # an earlier statement's error
         if self.request.schemas and _SHOW_TABLES.fullmatch(query):
             query = list_views(self._known)
         for attempt in range(1, _ATTEMPTS + 1):
@@ -210,11 +202,9 @@ class _Session:
                     sys.stderr.write(f"{nulled}\n")
                 return
             except (duckdb.Error, OSError, StoreError) as error:
-                failure = self._views.failure() or error
-                if not (isinstance(failure, VanishedError) or self._views.outdated()):
-                    raise self._explained(failure) from error
-                if self._writing or attempt == _ATTEMPTS:
-                    raise JetcaptureError(f"maintenance removed objects while the statement ran: {AGAIN}") from error
+                explained = self._explained(error)
+                if not isinstance(explained, VanishedError) or self._writing or attempt == _ATTEMPTS:
+                    raise explained from error
 
     def _create(self, query: str, *, again: bool) -> None:
         """Create the views that a statement names, with the current objects; with `again`, also views that its own
@@ -232,7 +222,10 @@ class _Session:
             if name.endswith("quarantine"):
                 rows = replace(rows, quarantine=True, types=None, selection=replace(rows.selection, keys=None))
             plan = rows.plan(for_sql=True)
-            self._views.create(name, plan)
+            if name.endswith(LATEST) and self.request.latest is not None:
+                self._views.create_latest(name, plan, self.request.latest)
+            else:
+                self._views.create(name, plan)
             for reason in plan.table.unread.values():
                 if (notice := f"{reason}: left out of {name}") not in self._notices:
                     self._notices.add(notice)
@@ -300,16 +293,15 @@ class _Session:
         self._writing = True
 
     def _explained(self, error: Exception) -> JetcaptureError:
-        """Return an error of DuckDB or of the system in one line."""
-        if isinstance(error, JetcaptureError):
-            return error
-        text = str(error).partition("\n\nLINE ")[0]
-        if "TProtocolException" in text or "Failed to read file" in text:
-            text = f"{text}; jetcapture verify --deep names damaged objects"
-        if self.request.schemas and _UNQUALIFIED.match(text):
+        """Return an error of DuckDB or of the system in one line, with what to do."""
+        explained = self._views.explained(error)
+        missing = str(explained).partition("!")[0]
+        if self.request.schemas and _UNQUALIFIED.match(missing):
             stream = self.request.archives[0].stream
-            text = f'{text.splitlines()[0]} Name its stream, as in "{stream}".archive; SHOW TABLES lists all'
-        return JetcaptureError(one_line(self._views.shown(text), MAX_LOGGED))
+            return JetcaptureError(f'{missing}! Name its stream, as in "{stream}".archive; SHOW TABLES lists all')
+        if self.request.latest is None and _NO_LATEST.match(missing):
+            return JetcaptureError(f"{missing}: it needs --by")
+        return explained
 
 
 def _shell(session: _Session) -> None:

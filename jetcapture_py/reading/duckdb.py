@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,17 +23,21 @@ from fsspec.spec import AbstractFileSystem
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.overlaps import Range
-from jetcapture_py.errors import JetcaptureError
+from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.reading.columns import INSTANT, Nulled, is_cast
 from jetcapture_py.reading.convert import convert, forced
 from jetcapture_py.reading.plan import Bound, ReadPlan, list_objects
-from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.reading.selection import Latest, new_lives
+from jetcapture_py.store.archive import AGAIN, ArchiveFiles, File
 from jetcapture_py.store.object_file import ObjectParts
+from jetcapture_py.text import MAX_LOGGED, one_line
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 VIEWS = ("archive", "quarantine", "objects")
+LATEST = "latest"
+"""The view of the newest row of each key."""
 _DATABASE = "memory"
 """DuckDB's name of a database in memory. Schemas are named with it: without, `temp` and `system` are ambiguous."""
 _MEMORY_SHARE = 2
@@ -133,9 +138,28 @@ def _text(value: str) -> str:
     return "'" + value.replace("'", "''") + "'"
 
 
+@contextmanager
+def archive_views(*, remote: bool) -> Iterator[tuple[DuckDBPyConnection, ArchiveViews]]:
+    """Open a DuckDB for views of archives, which spills to `TMPDIR`; `remote`: some of the archives are.
+
+    Raises JetcaptureError if DuckDB is not installed.
+    """
+    with tempfile.TemporaryDirectory(prefix="jetcapture-query-", ignore_cleanup_errors=True) as directory:
+        links = Path(directory, "objects")
+        links.mkdir()
+        with closing(connect(Path(directory, "spilled"))) as connection:
+            yield connection, ArchiveViews(connection, links, remote=remote)
+
+
 def connect(spilled: Path | None) -> DuckDBPyConnection:
-    """Open a DuckDB in memory that installs nothing and spills to a directory, if any."""
-    import duckdb
+    """Open a DuckDB in memory that installs nothing and spills to a directory, if any.
+
+    Raises JetcaptureError if DuckDB is not installed.
+    """
+    try:
+        import duckdb
+    except ImportError as error:
+        raise JetcaptureError("duckdb is missing: pip install 'jetcapture[query]'") from error
 
     connection = duckdb.connect(
         config={
@@ -186,6 +210,11 @@ class ArchiveViews:
         self.plans[name] = plan
         self._create(name, self._select(plan))
 
+    def create_latest(self, name: str, plan: ReadPlan, latest: Latest) -> None:
+        """Create or replace a view of the newest row of each key in a plan. Raises JetcaptureError."""
+        self.plans[name] = plan
+        self._create(name, self._latest(plan, latest))
+
     def _create(self, name: str, select: str) -> None:
         schema, _, view = name.rpartition(".")
         where = f"VIEW {_DATABASE}.{_quoted(schema)}.{view}" if schema else f"TEMP VIEW {view}"
@@ -219,7 +248,7 @@ class ArchiveViews:
         self._connection.register(f"_nats_{view}", pa.Table.from_pylist(rows, _OBJECTS))
         self._create(view, f"FROM {_quoted(f'_nats_{view}')}")
 
-    def outdated(self) -> bool:
+    def _outdated(self) -> bool:
         """Whether an object that the views read was removed or rewritten. Raises StoreError."""
         for plan in self.plans.values():
             now = list_objects(plan.files, plan.directory, plan.selection)
@@ -228,18 +257,20 @@ class ArchiveViews:
                 return True
         return False
 
-    def failure(self) -> Exception | None:
-        """Return and forget the error of a remote store that made a statement fail; None without one."""
-        if self._remote is None:
-            return None
-        failure, self._remote.failure = self._remote.failure, None
-        return failure
-
-    def shown(self, text: str) -> str:
-        """Replace the internal paths of objects in an error's text with the real ones."""
+    def explained(self, error: Exception) -> JetcaptureError:
+        """Return an error of a statement in one line; VanishedError if an object that it reads was removed."""
+        if self._remote is not None:
+            error, self._remote.failure = self._remote.failure or error, None
+        if isinstance(error, VanishedError) or self._outdated():
+            return VanishedError(f"maintenance removed objects while the statement ran: {AGAIN}")
+        if isinstance(error, JetcaptureError):
+            return error
+        text = str(error).partition("\n\nLINE ")[0]
+        if "TProtocolException" in text or "Failed to read file" in text:
+            text = f"{text}; jetcapture verify --deep names damaged objects"
         for (_, top), path in self._tops.items():
             text = text.replace(f"{path}/", f"{top}/")
-        return text
+        return JetcaptureError(one_line(text, MAX_LOGGED))
 
     def _path(self, files: ArchiveFiles, file: File) -> str:
         """Return the path of an object for DuckDB: its partitions and name, below the short path of the directory.
@@ -262,27 +293,66 @@ class ArchiveViews:
 
     # ------------------------------------------------------------------ SQL
 
-    def _select(self, plan: ReadPlan) -> str:
-        """Return the SELECT of a plan's rows."""
-        selects = self._scans(plan, plan.whole)
-        for name, ranges in plan.parts.items():
-            selects += self._scans(plan, [name], where=_within(ranges))
+    def _select(self, plan: ReadPlan, *, number: bool = False) -> str:
+        """Return the SELECT of a plan's rows; with `number`, also of each row's location as a number."""
+        table = plan.table
+        if (taken := table.columns.get(_ROW_NUMBER)) is not None and (number or plan.shared):
+            raise JetcaptureError(
+                f"column {taken.name} has a name that DuckDB needs to compare rows: use jetcapture spark query"
+            )
+        selects = self._scans(plan, plan.whole, number=number)
+        for place, (name, ranges) in enumerate(plan.parts.items(), len(plan.whole)):
+            selects += self._scans(plan, [name], where=_within(ranges), number=number, first=place)
         if plan.shared:
-            selects.append(self._compared(plan))
-        columns = ", ".join(_quoted(name) for name in plan.table.schema.names)
+            selects.append(self._compared(plan, number=number))
         if not selects:
-            nothing = (f"CAST(NULL AS {sql_type(field.type)}) AS {_quoted(field.name)}" for field in plan.table.schema)
-            return f"SELECT {', '.join(nothing)} LIMIT 0"
+            nothing = [f"CAST(NULL AS {sql_type(field.type)}) AS {_quoted(field.name)}" for field in table.schema]
+            return f"SELECT {', '.join(nothing + [f'0 AS {_COPY}'] * number)} LIMIT 0"
         bounds = [condition for bound in plan.bounds for condition in _bounded(bound)]
         where = f" WHERE {' AND '.join(bounds)}" if bounds else ""
-        return f"SELECT {columns} FROM ({' UNION ALL '.join(selects)}){where}"
+        return f"SELECT {_columns(plan, number=number)} FROM ({' UNION ALL '.join(selects)}){where}"
+
+    def _latest(self, plan: ReadPlan, latest: Latest) -> str:
+        """Return the SELECT of a plan's newest rows. Only the newest one's location by key is kept in memory."""
+        self._check(plan, latest)
+        seq, time = _quoted(layout.SEQ), _quoted(layout.TIMESTAMP)
+        if latest.order == layout.SEQ:
+            lives = [f"(epoch_us({time}) >= {created})::INT" for created in new_lives(plan.files, plan.directory)]
+            terms = [*([" + ".join(lives)] if lives else []), seq]
+        else:  # null is DuckDB's greatest value within a row
+            terms = [f"({latest.order}) IS NOT NULL", f"({latest.order})", time, seq]
+        if plan.table.several_rows:
+            terms.append(f"coalesce({_quoted(layout.ROW)}, 0)")
+        order = terms[0] if len(terms) == 1 else f"ROW({', '.join(terms)})"
+        by = ", ".join(f"({expression})" for expression in latest.by)
+        newest = f"SELECT arg_max({_COPY}, {order}) AS {_COPY} FROM _nats_rows GROUP BY {by}"
+        where = f" WHERE ({latest.deleted}) IS NOT TRUE" if latest.deleted is not None else ""
+        return (
+            f"WITH _nats_rows AS NOT MATERIALIZED ({self._select(plan, number=True)}) "
+            f"SELECT {_columns(plan)} FROM _nats_rows SEMI JOIN ({newest}) USING ({_COPY}){where}"
+        )
+
+    def _check(self, plan: ReadPlan, latest: Latest) -> None:
+        """Raise JetcaptureError, which names the argument, for an expression that cannot be evaluated."""
+        import duckdb
+
+        columns = (f"CAST(NULL AS {sql_type(field.type)}) AS {_quoted(field.name)}" for field in plan.table.schema)
+        nothing = f"SELECT {', '.join(columns)} LIMIT 0"
+        deleted = [] if latest.deleted is None else [latest.deleted]
+        for argument, expressions in (("by", latest.by), ("order", [latest.order]), ("deleted", deleted)):
+            for expression in expressions:
+                try:
+                    self._connection.execute(f"SELECT ({expression}) FROM ({nothing}) GROUP BY ALL")
+                except duckdb.Error as error:
+                    reason = one_line(str(error).partition("\n\nLINE ")[0])
+                    raise JetcaptureError(f"{argument}: {expression}: {reason}") from error
 
     def _scans(
-        self, plan: ReadPlan, names: Iterable[ObjectName], *, where: str = "", number: bool = False
+        self, plan: ReadPlan, names: Iterable[ObjectName], *, where: str = "", number: bool = False, first: int = 0
     ) -> list[str]:
         """Return a SELECT of the table's columns for each layout and schema of these objects; with `number`, also of
-        the row's location as a number."""
-        table, first = plan.table, 0
+        the row's location as a number, `first` being the first object's."""
+        table = plan.table
         alike: dict[tuple[int, bool], list[ObjectName]] = defaultdict(list)
         for name in names:
             alike[plan.schema_of[name], bool(name.bundle)].append(name)
@@ -313,20 +383,15 @@ class ArchiveViews:
             first += len(members)
         return selects
 
-    def _compared(self, plan: ReadPlan) -> str:
+    def _compared(self, plan: ReadPlan, *, number: bool) -> str:
         """Return the SELECT of the objects whose rows are compared. Only their identities are kept in memory."""
-        table = plan.table
-        if (taken := table.columns.get(_ROW_NUMBER)) is not None:
-            raise JetcaptureError(
-                f"column {taken.name} has a name that DuckDB needs to compare rows: use jetcapture spark query"
-            )
-        union = " UNION ALL ".join(self._scans(plan, plan.shared, number=True))
+        first = len(plan.whole) + len(plan.parts)
+        union = " UNION ALL ".join(self._scans(plan, plan.shared, number=True, first=first))
         identity = [_quoted(name) for name in plan.identity]
-        if table.several_rows:
+        if plan.table.several_rows:
             identity.append(f"coalesce({_quoted(layout.ROW)}, 0)")
-        columns = ", ".join(_quoted(name) for name in table.schema.names)
-        first = f"SELECT min({_COPY}) AS {_COPY} FROM ({union}) GROUP BY {', '.join(identity)}"
-        return f"SELECT {columns} FROM ({union}) SEMI JOIN ({first}) USING ({_COPY})"
+        copies = f"SELECT min({_COPY}) AS {_COPY} FROM ({union}) GROUP BY {', '.join(identity)}"
+        return f"SELECT {_columns(plan, number=number)} FROM ({union}) SEMI JOIN ({copies}) USING ({_COPY})"
 
     def _converted(self, column: str, stored: pa.DataType, field: pa.Field, *, given: bool) -> str:
         """Return the expression that converts a stored column to a column of the table.
@@ -355,6 +420,10 @@ class ArchiveViews:
             how = {"type": "arrow", "null_handling": "special", "side_effects": given}
             create(name, converted, [sql_type(stored)], sql_type(target), **how)
         return f"{name}(CAST({column} AS {sql_type(stored)}))"
+
+
+def _columns(plan: ReadPlan, *, number: bool = False) -> str:
+    return ", ".join([*map(_quoted, plan.table.schema.names), *[_COPY] * number])
 
 
 def _within(ranges: Iterable[Range]) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from functools import lru_cache
 from math import inf
 from typing import Any, cast
 
+from jetcapture_py.archive import layout
 from jetcapture_py.archive.bundles import bundle_of
+from jetcapture_py.archive.incarnations import moment
 from jetcapture_py.archive.info import ObjectInfo
 from jetcapture_py.archive.layout import MAX_INTERVAL, ObjectName
 from jetcapture_py.config.units import format_time, got, microseconds_of, parse_time, quoted
@@ -118,6 +120,34 @@ class Selection:
             return False
         start, end = self._times
         return event_time or (bucket + interval > start and bucket < end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latest:
+    """The newest row of each key; all fields but `order` are SQL of the engine that reads."""
+
+    by: Sequence[str]
+    """The key: rows with equal values, nulls included, are versions of one row."""
+    order: str = layout.SEQ
+    """The row with the greatest value is the newest; null is the lowest. `_nats_seq` is the order of the stream, in
+    which a message is newer than all those before the stream was created again. Rows with equal values follow by
+    timestamp, sequence and row."""
+    deleted: str | None = None
+    """Whether a newest row means that its key is gone."""
+
+    def __post_init__(self) -> None:
+        """Raises JetcaptureError."""
+        object.__setattr__(self, "by", [self.by] if isinstance(self.by, str) else list(self.by))
+        if not self.by:
+            raise JetcaptureError("by: expected at least one column or expression")
+
+
+def new_lives(files: ArchiveFiles, stream: str) -> list[int]:
+    """Return when a stream was created again and began its sequences anew, in microseconds since 1970.
+
+    Raises JetcaptureError.
+    """
+    return [moment(config.created) for config in files.stream_configs(stream)[1:] if not config.continues]
 
 
 def _seconds(start: datetime | None, end: datetime | None) -> tuple[float, float]:

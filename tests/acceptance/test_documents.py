@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import csv
 import os
 import re
 import shlex
@@ -35,14 +36,24 @@ from tests.support.archives import Archive, write_parquet
 from tests.support.commands import check_jetcapture, jetcapture
 from tests.support.documents import ARCHIVE, PAGES, REPOSITORY, SERVER, Block, blocks, commands, every, read, section
 from tests.support.nats_server import NatsServer
-from tests.support.running import Command, capture_all, config, connection, objects, publish, rows, settings
+from tests.support.running import (
+    Command,
+    capture_all,
+    config,
+    connection,
+    objects,
+    publish,
+    publish_and_capture,
+    rows,
+    settings,
+)
 from tests.support.streams import Stored, read_stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Start = Callable[..., NatsServer]
-PYTHON = {"docs/buckets.md": 2, "docs/first-capture.md": 1, "docs/query.md": 4, "docs/spark.md": 4, "docs/table.md": 1}
+PYTHON = {"docs/buckets.md": 2, "docs/first-capture.md": 1, "docs/query.md": 5, "docs/spark.md": 4, "docs/table.md": 1}
 """Blocks of Python by page; a test here or in test_table.py runs each."""
 OTHERS = {".", "docker", "echo", "git", "helm", "kubectl", "nats-server", "python", "python3", "venv-pack"}
 """Programs of others that commands may call."""
@@ -217,9 +228,60 @@ def test_the_page_of_queries_joins_two_streams(tmp_path: Path, capsys: pytest.Ca
     ]
 
 
+def test_the_page_of_queries_reads_the_newest_row_of_each_key(
+    nats_server: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Archive(tmp_path).write([1, 2, 3, 4], order_id=[1, 2, 1, 2], amount=[5, 6, 7, 0])
+    exec(python("docs/query.md", 3, tmp_path), {})
+    assert re.findall(r"\d+", capsys.readouterr().out) == ["0", "1", "7"]
+    (recipes,) = [block for block in blocks("docs/query.md", "sh") if "Debezium" in block.text]
+    envelope, flat, bucket, subject = [line for line in commands(recipes) if line.startswith("jetcapture")]
+    deletion = [("KV-Operation", "DEL")]
+    for name, recipe, messages, left in (
+        (
+            *("envelope", envelope),
+            [
+                ("db", b'{"op": "c", "before": null, "after": {"id": 1, "status": "new"}}', None),
+                ("db", b'{"op": "c", "before": null, "after": {"id": 2, "status": "new"}}', None),
+                (
+                    "db",
+                    b'{"op": "u", "before": {"id": 1, "status": "new"}, "after": {"id": 1, "status": "paid"}}',
+                    None,
+                ),
+                ("db", b'{"op": "d", "before": {"id": 2, "status": "new"}, "after": null}', None),
+                ("db", b"", None),
+            ],
+            {"id": "1", "status": "paid"},
+        ),
+        (
+            *("flat", flat),
+            [
+                ("db", b'{"id": 1, "status": "new", "__deleted": "false"}', None),
+                ("db", b'{"id": 2, "status": "new", "__deleted": "false"}', None),
+                ("db", b'{"id": 1, "status": "new", "__deleted": "true"}', None),
+            ],
+            {"id": "2", "status": "new"},
+        ),
+        (
+            *("bucket", bucket),
+            [("a", b'{"n": 1}', None), ("b", b'{"n": 2}', None), ("a", b"", deletion), ("b", b'{"n": 3}', None)],
+            {"n": "3"},
+        ),
+        ("subject", subject, [("a", b'{"n": 1}', None), ("b", b'{"n": 2}', None), ("a", b"", None)], {"n": "2"}),
+    ):
+        some = [(f"orders.{subject}", payload, headers) for subject, payload, headers in messages]
+        config = nats_server()
+        publish_and_capture(config.url, tmp_path / name, some, decode={"format": "json"})
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(settings(config.url, tmp_path / name)))
+        done = jetcapture(*shlex.split(recipe.replace("config.yaml", str(file)))[1:], "--format", "csv")
+        (row,) = csv.DictReader(done.stdout.splitlines())
+        assert left.items() <= row.items(), name
+
+
 def test_the_page_of_queries_reads_a_column_as_a_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Archive(tmp_path).write([1, 2], order_id=["42", "n/a"], amount=[1, 2])
-    exec(python("docs/query.md", 3, tmp_path), {})
+    exec(python("docs/query.md", 4, tmp_path), {})
     assert capsys.readouterr().out == "int64 1\n"
 
 

@@ -296,6 +296,16 @@ def several(orders: Archive) -> Archive:
     return orders
 
 
+def test_latest_is_a_view_of_the_newest_row_of_each_key(several: Archive) -> None:
+    path, sql = str(several.root), "SELECT key, _nats_seq FROM latest ORDER BY ALL"
+    assert told(several, sql, "--by", "key") == ["eu,2", "us,3", ",4"]
+    assert told(several, sql, "--by", "1 = 1", "--order", "-amount", "--deleted", "amount > 2") == ["eu,1"]
+    assert told(path, sql.replace("latest", "orders.latest"), "--by", "key", "--key", "us") == ["us,3"]
+    assert "Table with name latest does not exist: it needs --by" in query(several, sql, code=1)
+    assert "by: place: Binder Error" in query(several, sql, "--by", "place", code=1)
+    assert "--order needs --by" in query(several, sql, "--order", "amount", code=2)
+
+
 def test_each_stream_of_a_directory_is_a_schema_and_only_named_ones_are_planned(several: Archive) -> None:
     path = str(several.root)
     assert told(path, JOIN) == ["3,yes,1"]
