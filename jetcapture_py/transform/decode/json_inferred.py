@@ -101,11 +101,9 @@ class InferringDecoder:
         self._format = reading
         self._decode = reading.decoder(dict[str, Any]).decode
         self.conflict = conflict
-        self._budget = SchemaBudget(widens=conflict == "widen")
-        self._root = Fields(self._budget, layout.field_name)
-        self._columns = pa.schema([])
         self.types: KnownTypes = {}
         """The types of all fields so far; replaced, never changed."""
+        self._have(self.types)
 
     def learn(self, types: KnownTypes) -> bool:
         """Keep these types, such as the archive's, and their order; call it between two batches.
@@ -113,11 +111,15 @@ class InferringDecoder:
         Return whether a column now has another name or type than in earlier batches.
         """
         before = _columns_in(self._columns)
+        self._have(merged(types, self.types))
+        return not before <= _columns_in(self._columns)
+
+    def _have(self, types: KnownTypes) -> None:
+        """Have these types and no others."""
         self._budget = SchemaBudget(widens=self.conflict == "widen")
         self._root = Fields(self._budget, layout.field_name)
-        self._root.learn(merged(types, self.types), 1)
+        self._root.learn(types, 1)
         self._describe()
-        return not before <= _columns_in(self._columns)
 
     def _describe(self) -> None:
         self._columns = pa.schema(self._root.types(known=True))
@@ -133,10 +135,20 @@ class InferringDecoder:
         rows = decode_each(self._decode, payloads, failures)
         documents = {i: document for i, document in enumerate(rows) if document is not None and i not in failures}
         self._refuse_excess(documents, failures)
-        self._budget.cells = max(MAX_CELLS, size)
+        before = self.types
         try:
-            values, misfits = self._root.widen(list(documents.values()), 1, len(documents))
+            while True:
+                self._budget.cells = max(MAX_CELLS, size)
+                values, misfits = self._root.widen(list(documents.values()), 1, len(documents))
+                if not misfits or self.conflict != "quarantine":
+                    break
+                for index, fields in zip(list(documents), _by_row(misfits, len(documents)), strict=True):
+                    if fields:
+                        del documents[index]
+                        failures[index] = failure(index, _misfit(fields), stage="schema")
+                self._have(before)
         except BatchTooWideError:
+            self._have(before)
             if len(documents) > 1:
                 raise
             failures |= {index: failure(index, _TOO_WIDE, stage="schema") for index in documents}
@@ -144,17 +156,9 @@ class InferringDecoder:
         stored = self._root.stored()
         if self._budget.changed:
             self._describe()
-        removed = _by_row(misfits, len(documents)) if misfits else [None] * len(documents)
-        if misfits and self.conflict == "quarantine":
-            good = [row for row, fields in enumerate(removed) if not fields]
-            for index, fields in zip(list(documents), removed, strict=True):
-                if fields:
-                    del documents[index]
-                    failures[index] = failure(index, _misfit(fields), stage="schema")
-            values = {key: [column[row] for row in good] for key, column in values.items()}
         columns = [(ReadColumn(name, of, shape.build), values[key]) for key, name, shape, of in stored]
         if self.conflict == "rescue":
-            columns.append((_RESCUED, removed))
+            columns.append((_RESCUED, _by_row(misfits, len(documents)) if misfits else [None] * len(documents)))
         return replace(assemble(columns, list(documents), failures, owners_of(batch)), columns=self._columns)
 
     def _refuse_excess(self, decoded: dict[int, dict[str, Any]], failures: dict[int, Failure]) -> None:

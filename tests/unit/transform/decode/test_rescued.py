@@ -125,8 +125,9 @@ def test_what_exceeds_the_limits_is_rescued_and_changes_no_column(monkeypatch: A
 
 def test_with_quarantine_the_message_fails_with_the_reason_and_its_neighbors_stay() -> None:
     decoder = InferringDecoder(conflict="quarantine")
-    decoded = decoder.decode(batch_of([b'{"x": 1, "y": 1}', b'{"x": "n/a", "y": 2}', b'{"x": 3}']))
+    decoded = decoder.decode(batch_of([b'{"x": 1, "y": 1}', b'{"x": "n/a", "y": 0.5, "new": 1}', b'{"x": 3}']))
     assert outcomes(decoded, 3) == [{"x": 1, "y": 1}, None, {"x": 3, "y": None}]
+    assert decoder.types == {"x": "int53", "y": "int53"}  # the message that failed changed nothing
     assert "field 'x'" in decoded.failures[0].error
     assert "'n/a'" in decoded.failures[0].error
 
