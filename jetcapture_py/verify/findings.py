@@ -227,6 +227,8 @@ class Report:
     """Size of all objects."""
     rescued: int = 0
     """Rows of Parquet objects with values that did not fit their columns."""
+    rescued_example: str | None = None
+    """Those values of one of the rows."""
     compared: int | None = None
     """Messages whose content was compared with the stream, None without a comparison."""
     layouts: Mapping[str, int] = field(default_factory=dict)
@@ -330,7 +332,8 @@ def _lines(report: Report) -> Iterator[str]:
     quarantined = f", {plural(report.quarantined, 'message')} in quarantine" if report.quarantined else ""
     yield f"archive: {plural(report.objects, 'object')}, {size(report.bytes)}, {checked}{quarantined}"
     if report.rescued:
-        yield f"columns: {plural(report.rescued, 'row')} with values that did not fit, in _nats_rescued"
+        example = f", such as {report.rescued_example}" if report.rescued_example else ""
+        yield f"columns: {plural(report.rescued, 'row')} with values that did not fit, in _nats_rescued{example}"
     if report.compared is not None:
         yield f"content: {plural(report.compared, 'message')} compared with the stream"
     if len(report.layouts) > 1:

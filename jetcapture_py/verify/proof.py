@@ -102,6 +102,7 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
         erased = await in_thread(storage.erased, stream)
         reader = ObjectExaminer(storage, scope.incarnation, erased)
         scan = await _survey(reader, stream, scope.top, progress, own_suffix=suffix, deep=deep)
+        example = await in_thread(scan.rescued_example, storage)
         removed = await in_thread(Removed.read, storage, stream, scope.incarnation)
         kept = Sequences.union(scan.sequences, removed.expired)
         accounted = Sequences.union(kept, removed.erased)
@@ -140,6 +141,7 @@ async def prove(config: Config, *, deep: bool = False, content: bool = False, pr
         quarantined=len(scan.quarantined) - len(scan.copies.in_both),
         older=scan.totals.older,
         rescued=scan.totals.rescued,
+        rescued_example=example,
         objects=scan.totals.objects,
         bytes=scan.totals.size,
         compared=differences.compared if differences else None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -19,8 +20,8 @@ from jetcapture_py.archive.arrays import Int64s, Micros, Seqs
 from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.config.units import moment_of
 from jetcapture_py.errors import StoreError, VanishedError
-from jetcapture_py.store.archive import ASIDE, File
-from jetcapture_py.text import plural
+from jetcapture_py.store.archive import ASIDE, ArchiveFiles, File
+from jetcapture_py.text import one_line, plural
 from jetcapture_py.verify.examine import DamagedError, ObjectContents, ObjectExaminer
 from jetcapture_py.verify.findings import (
     FileList,
@@ -177,6 +178,8 @@ class CopyFinder:
 MAX_LISTINGS = 10
 """Maximum listings; listing repeats while objects disappear, because compaction moves their messages to others."""
 _DEEP_THREADS = 4
+_MAX_EXAMPLE = 100
+"""Characters of an example."""
 _ATTEMPTS = 3
 
 
@@ -261,6 +264,8 @@ class ArchiveScan:
     unerased: FileList = field(default_factory=FileList)
     """Objects with erased messages."""
     unusable: UnusableFiles = field(default_factory=UnusableFiles)
+    rescued: File | None = None
+    """An object that has rescued values."""
     layouts: Counter[int | None] = field(default_factory=Counter)
     """Objects outside the quarantine by number of bundles: 0 under keys, None if unknown."""
 
@@ -268,6 +273,8 @@ class ArchiveScan:
         """Add an object; `newest` counts objects that end at or before the sequence `bound`."""
         name = contents.name
         self.totals.add(contents)
+        if contents.details is not None and contents.details.rescued:
+            self.rescued = file
         if contents.erased:
             self.unerased.add(file.path, plural(contents.erased, "message"))
         if name.quarantine:
@@ -290,6 +297,15 @@ class ArchiveScan:
         else:
             self.forked.update(self.copies.forked)
         return self.copies
+
+    def rescued_example(self, storage: ArchiveFiles) -> str | None:
+        """Read what was rescued of one row; None without any, or if it cannot be read any more."""
+        if self.rescued is not None:
+            with suppress(StoreError), storage.parquet(self.rescued) as parquet:
+                for batch in parquet.iter_batches(columns=[layout.RESCUED], use_threads=False):
+                    if batch.num_rows > batch.column(0).null_count:
+                        return one_line(batch.column(0).drop_null()[0].as_py(), _MAX_EXAMPLE)
+        return None
 
     def findings(self) -> Iterator[Finding]:
         """Yield findings about the objects, and about skipped checks."""

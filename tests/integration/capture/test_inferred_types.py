@@ -15,6 +15,7 @@ from jetcapture_py import log, read_archive
 from jetcapture_py.archive import layout
 from jetcapture_py.config.model import Config
 from jetcapture_py.manage import check, tap
+from jetcapture_py.verify.proof import verify
 from tests.support.nats_server import NatsServer
 from tests.support.running import capture_all, config, objects, publish, rows
 
@@ -70,6 +71,9 @@ def test_commands_know_the_types_of_the_archive(nats_server: Any, tmp_path: Path
     assert outcome.rows == [{layout.RESCUED: '{"id":"text"}'}]
     lines = "\n".join(map(str, check.run(configuration).lines))
     assert '3 rows of the newest 4 messages with values that do not fit, such as {"id":"text"}' in lines
+    asyncio.run(capture_all(configuration))
+    proof = asyncio.run(verify(configuration)).as_text()
+    assert 'columns: 3 rows with values that did not fit, in _nats_rescued, such as {"id":"text"}\n' in proof
 
 
 def test_a_damaged_file_of_types_is_replaced(
