@@ -198,6 +198,9 @@ def test_only_objects_that_store_another_type_are_read_in_workers(spark: SparkSe
     frame = read_archive(spark, archive.url, "ORDERS", types={"n": "bigint"}, columns=["_nats_seq", "n"])
     assert (plan(frame).count("FileScan parquet"), plan(frame).count("MapInArrow")) == (1, 1)
     assert sorted(map(tuple, frame.collect())) == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 42), (6, None)]
+    archive_view(spark, archive.url, "ORDERS", "typed", types={"n": "bigint"})
+    assert spark.sql("SELECT sum(n), count(*) FROM typed").collect() == [(52, 6)]
+    spark.catalog.dropTempView("typed")
 
 
 # ---------------------------------------------------------------------- arguments and errors
