@@ -134,7 +134,9 @@ class AccountConfig:
             raise ConfigError("limits.spool: cannot be combined with source.streams, whose captures share the memory")
         table = maintain.get("table") if isinstance(maintain, dict) else None
         names = table if isinstance(table, dict) else {}
-        for name in ("name", "quarantine"):
+        latest = names.get("latest")
+        names = {**names, "latest.name": latest.get("name") if isinstance(latest, dict) else None}
+        for name in ("name", "quarantine", "latest.name"):
             if isinstance(text := names.get(name), str) and PLACEHOLDER not in text:
                 raise ConfigError(f"maintain.table.{name}: expected {PLACEHOLDER} in it: each stream has its own table")
 

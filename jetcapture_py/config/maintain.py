@@ -22,6 +22,21 @@ class CompactConfig(Section):
     )
 
 
+class LatestConfig(Section):
+    """A table of the newest row of each key; needs the extra `query` too."""
+
+    name: types.TableName = Field(description="Namespace and name of the table, such as `nats.orders_now`.")
+    by: tuple[str, ...] = Field(
+        min_length=1,
+        description="The columns that make a key, such as `[order_id]`: names, or SQL of DuckDB such as "
+        "`coalesce(after.id, before.id)`.",
+    )
+    deleted: str | None = setting(
+        "SQL of DuckDB, such as `op = 'd'`: a key whose newest row meets it is not in the table, but in one whose name "
+        "ends in `_deleted`."
+    )
+
+
 class TableConfig(Section):
     """An Iceberg table of the archive's complete time slices; needs the extra `table`."""
 
@@ -36,11 +51,17 @@ class TableConfig(Section):
     location: types.TableLocation | None = setting(
         "URL of a directory for the tables' metadata; default: `_table` in the archive."
     )
+    latest: LatestConfig | None = setting("A second table, of the newest row of each key.")
 
     @model_validator(mode="after")
     def _two_tables(self) -> Self:
         if self.quarantine == self.name:
             raise wrong("quarantine", "must differ from name, the table of the messages")
+        if self.latest is not None:
+            if self.latest.name in (self.name, self.quarantine):
+                raise wrong("latest.name", "must differ from name and quarantine, the tables of all messages")
+            if self.location is not None:
+                raise wrong("latest", "not with location: its files are in the archive")
         return self
 
 

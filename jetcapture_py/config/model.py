@@ -44,6 +44,7 @@ _OF_STREAM = (
     ("maintain", "table", "name"),
     ("maintain", "table", "quarantine"),
     ("maintain", "table", "location"),
+    ("maintain", "table", "latest", "name"),
 )
 """Settings in which `{stream}` is replaced."""
 _PLAIN_NAME = re.compile(r"[\w$-]+")
@@ -370,6 +371,10 @@ class Config(Section):
             if self.store.options.keys() - {"driver"} and not login:
                 reason = "PyIceberg does not know store.options of gs://"
                 raise wrong("maintain.table.catalog", f"{reason}: add its own here, such as gcs.oauth2.token")
+        latest = self.maintain and self.maintain.table and self.maintain.table.latest
+        if latest and self.maintain and self.maintain.keep is not None and self.block.time != "timestamp":
+            reason = "not with maintain.keep and block.time: a key's newest message may go before an older one"
+            raise wrong("maintain.table.latest", reason)
         if self.maintain is not None and "{key}" in self.store.url:
             raise wrong("maintain", "cannot be combined with {key} in store.url, which makes an archive of each key")
         return self

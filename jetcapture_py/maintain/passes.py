@@ -26,6 +26,7 @@ from jetcapture_py.reading.plan import no_archive
 from jetcapture_py.store.archive import ArchiveFiles
 from jetcapture_py.table.catalog import table_names
 from jetcapture_py.table.commit import Committed, TableResult, commit, named_paths
+from jetcapture_py.table.latest import LatestResult, latest_config, update_latest
 from jetcapture_py.table.plan import CommitRequest
 from jetcapture_py.verify.proof import own_suffix
 
@@ -76,6 +77,8 @@ class Pass:
     """Results of tables by part."""
     table_errors: Sequence[str] = ()
     """Errors of tables. Objects that they may still reference are not removed."""
+    latest: LatestResult | None = None
+    """Result of the table of newest rows; None without one."""
     expired: ExpirySummary | None = None
     """Effect of expiry; None without the setting `keep`."""
     pending: Mapping[str, Sequence[Merged]] = field(default_factory=dict, repr=False)
@@ -102,6 +105,7 @@ class Pass:
             if part == MESSAGES or summary.objects_before
         ]
         parts += [line for table in self.tables.values() for line in table.lines()]
+        parts += [] if self.latest is None else [self.latest.line()]
         if self.expired is not None:
             parts.append(self.expired.line())
         return "; ".join(parts)
@@ -113,6 +117,8 @@ class Pass:
                 yield from report(self.stream if part == MESSAGES else f"{self.stream} ({part})", summary)
         for table in self.tables.values():
             yield from table.lines()
+        if self.latest is not None:
+            yield self.latest.line()
         if self.waiting:
             yield waiting_line(self.waiting)
         if self.expired is not None:
@@ -129,6 +135,13 @@ def run_pass(config: Config, archive: ArchiveFiles, request: PassRequest, previo
     compactions = _compact(config, archive, request, previous)
     expiry = _record_expired(config, archive, request)
     tables, errors = _commit_tables(config, archive, request, compactions, expiry)
+
+    latest, latest_errors = None, list[str]()
+    if (given := latest_config(config)) is not None:
+        try:
+            latest = update_latest(config, archive, given, dry_run=request.dry_run)
+        except JetcaptureError as error:
+            latest_errors.append(str(error))
 
     def named(part: str) -> PathSet:
         """Return the paths in a part's current table, which another pass may have changed."""
@@ -151,7 +164,8 @@ def run_pass(config: Config, archive: ArchiveFiles, request: PassRequest, previo
         waiting=sum(len(outcome.removable) for compaction in compactions.values() for outcome in compaction.waiting),
         removed=sum(compaction.removed for compaction in compactions.values()),
         tables={part: table.result for part, table in tables.items()},
-        table_errors=list(errors.values()),
+        table_errors=[*errors.values(), *latest_errors],
+        latest=latest,
         expired=expired,
         pending={part: compaction.waiting for part, compaction in compactions.items()},
     )

@@ -79,6 +79,7 @@ def _lines(done: Erasure, *, tables: bool) -> Iterator[str]:
         yield f"old versions of objects: {done.versions:,} {would}deleted"
     if tables and not request.dry_run:
         yield f"tables: {plural(done.snapshots, 'snapshot')} expired"
+        yield from (f"table {name}: dropped; `jetcapture maintain` makes it again" for name in done.dropped)
     if done.in_stream is not None:
         yield f"in the stream: {plural(done.in_stream.deleted, 'message')} {would}deleted and overwritten"
     for title, lines in (

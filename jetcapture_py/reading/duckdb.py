@@ -151,15 +151,22 @@ def archive_views(*, remote: bool) -> Iterator[tuple[DuckDBPyConnection, Archive
             yield connection, ArchiveViews(connection, links, remote=remote)
 
 
+def version() -> str:
+    """Return the version of DuckDB. Raises JetcaptureError if it is not installed."""
+    try:
+        import duckdb
+    except ImportError as error:
+        raise JetcaptureError("duckdb is missing: pip install 'jetcapture[query]'") from error
+    return str(duckdb.__version__)
+
+
 def connect(spilled: Path | None) -> DuckDBPyConnection:
     """Open a DuckDB in memory that installs nothing and spills to a directory, if any.
 
     Raises JetcaptureError if DuckDB is not installed.
     """
-    try:
-        import duckdb
-    except ImportError as error:
-        raise JetcaptureError("duckdb is missing: pip install 'jetcapture[query]'") from error
+    version()
+    import duckdb
 
     connection = duckdb.connect(
         config={

@@ -1,13 +1,15 @@
-"""Read the newest row of each key with DuckDB, as Arrow batches."""
+"""The newest row of each key, by DuckDB: as Arrow batches, or merged with those of earlier objects."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -15,10 +17,13 @@ from jetcapture_py.archive import layout
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.columns import Columns, listed, outputs, take_nulled
 from jetcapture_py.reading.duckdb import LATEST, archive_views
-from jetcapture_py.reading.plan import Dedupe, ReadRequest
+from jetcapture_py.reading.plan import Dedupe, Objects, ReadRequest
 from jetcapture_py.reading.selection import Keys, Latest, Moment, Selection
 from jetcapture_py.retry import retried
 from jetcapture_py.store.archive import open_archive
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 log = logging.getLogger("jetcapture.reading")
 
@@ -99,3 +104,68 @@ def read_latest(
                     log.warning(nulled)
 
     return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+NEW, GONE = "_nats_new", "_nats_gone"
+"""Columns of `NewestRows.merged`: whether a row is of the objects, and whether its key is deleted."""
+_FOUND, _KEPT, _HASH = "_nats_found", "_nats_kept", "_nats_hash"
+"""Tables of the objects' newest rows and of earlier ones, and the first one's column of the hash of the key."""
+
+
+@contextmanager
+def newest_rows(request: ReadRequest, objects: Objects, latest: Latest) -> Iterator[NewestRows]:
+    """Find the newest rows of these objects, of which there may be none. Raises JetcaptureError, also in the block."""
+    import duckdb
+
+    with archive_views(remote=not request.files.local) as (connection, views):
+        try:
+            if objects:
+                views.create_latest(LATEST, request.plan(objects, for_sql=True), replace(latest, deleted=None))
+            yield NewestRows(connection, latest, found=bool(objects))
+        except duckdb.Error as error:
+            raise views.explained(error) from error
+
+
+class NewestRows:
+    """The newest rows of some objects. Each key is in one of several buckets, by its hash."""
+
+    def __init__(self, connection: DuckDBPyConnection, latest: Latest, *, found: bool) -> None:
+        self._connection, self._latest, self._found = connection, latest, found
+        self._by = ", ".join(f"({expression})" for expression in latest.by)
+        self.count = 0
+        """Their number."""
+        if found:
+            connection.execute(f"CREATE TEMP TABLE {_FOUND} AS SELECT *, hash({self._by}) AS {_HASH} FROM {LATEST}")
+            ((self.count,),) = connection.execute(f"SELECT count(*) FROM {_FOUND}").fetchall()
+
+    def schema(self, kept: pa.Schema) -> pa.Schema:
+        """Return the columns of `merged`, without its own, for earlier rows with these ones."""
+        return self._merged("false", kept.empty_table()).drop_columns([NEW, GONE]).schema
+
+    def buckets(self, count: int) -> set[int]:
+        """Return the buckets, of `count`, that have rows."""
+        buckets = f"SELECT DISTINCT ({_HASH} % {count})::INTEGER FROM {_FOUND}"
+        return {bucket for (bucket,) in self._connection.execute(buckets).fetchall()} if self._found else set()
+
+    def merged(self, bucket: int, count: int, kept: pa.Table) -> pa.Table:
+        """Return the newest rows of a bucket, of `count`, among these and earlier ones, ordered by key."""
+        return self._merged(f"{_HASH} % {count} = {bucket}", kept)
+
+    def _merged(self, condition: str, kept: pa.Table) -> pa.Table:
+        sources = []
+        if kept.column_names:
+            self._connection.register(_KEPT, kept)
+            sources.append(f"SELECT *, false AS {NEW} FROM {_KEPT}")
+        if self._found:
+            sources.append(f"SELECT * EXCLUDE ({_HASH}), true AS {NEW} FROM {_FOUND} WHERE {condition}")
+        rows = " UNION ALL BY NAME ".join(sources)
+        names = self._connection.sql(f"SELECT * FROM ({rows}) LIMIT 0").columns
+        row = f"coalesce({layout.ROW}, 0) DESC," if layout.ROW in names else ""
+        merged: Any = self._connection.sql(
+            f"SELECT *, ({self._latest.deleted or 'false'}) IS TRUE AS {GONE} FROM ({rows}) "
+            # of two copies of a row the earlier one, which is not new
+            f"QUALIFY row_number() OVER (PARTITION BY {self._by} ORDER BY {layout.TIMESTAMP} DESC, {layout.SEQ} DESC, "
+            f"{row} {NEW}) = 1 ORDER BY {self._by}"
+        )
+        table: pa.Table = merged.to_arrow_table()
+        return table

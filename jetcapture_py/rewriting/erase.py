@@ -96,6 +96,8 @@ class Erasure:
     """Old versions of objects that had them, in a versioned bucket."""
     snapshots: int = 0
     """Number of forgotten table snapshots."""
+    dropped: list[str] = field(default_factory=list)
+    """Dropped tables of newest rows, which maintenance makes again."""
     in_stream: StreamDeletion | None = None
     """Deletions from the stream; None if not requested."""
     remains: list[str] = field(default_factory=list)
@@ -399,13 +401,16 @@ class _Eraser:
         self._count(tables)
         for file in tables.unnamed:
             self._remove_abandoned(file)
-        versions, problems = (
-            delete_old_versions(self._archive, tables.directories, lambda version: version.file.path.endswith(".avro"))
-            if tables.directories
-            else (0, [])
-        )
-        self.done.versions += versions
-        self.done.remains += problems
+        dropped = tuple(f"{directory}/" for directory in tables.dropped)
+        if directories := [*tables.directories, *tables.dropped]:
+            versions, problems = delete_old_versions(
+                self._archive,
+                directories,
+                lambda version: version.file.path.endswith(".avro") or version.file.path.startswith(dropped),
+            )
+            self.done.versions += versions
+            self.done.remains += problems
+        self.done.dropped += [directory.rpartition("/")[2] for directory in tables.dropped]
         self.done.notes += tables.notes
 
     def _remove_abandoned(self, file: File) -> None:

@@ -5,7 +5,7 @@ Only this package knows PyIceberg's errors, properties and private attributes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,12 +95,6 @@ def open_table(
     Raises ConfigError, JetcaptureError, and ConflictError for a commit that was refused.
     """
     given = table_config(config)
-    try:
-        from pyiceberg.exceptions import NoSuchTableError
-    except ImportError as error:
-        raise ConfigError(
-            f"maintain.table: PyIceberg is not installed ({error}): pip install 'jetcapture[table]'"
-        ) from error
     name = given.quarantine if quarantine else given.name
     if name is None:
         raise ConfigError("maintain.table.quarantine: not set")
@@ -108,7 +102,9 @@ def open_table(
     location = (given.location or f"{root}{DIRECTORY}").rstrip("/")
     column = TIMESTAMP if quarantine or config.block.time == "timestamp" else TIME
     content = f"{'quarantine of ' if quarantine else ''}stream {config.source.stream}"
-    with _open_catalog({**file_properties(config.store), **given.catalog}, read_only=read_only) as catalog:
+    with open_catalog(config, read_only=read_only) as catalog:
+        from pyiceberg.exceptions import NoSuchTableError
+
         loaded = None
         with explained(f"cannot load table {name}"):
             try:
@@ -173,10 +169,18 @@ def table_config(config: Config) -> TableConfig:
 
 
 @contextmanager
-def _open_catalog(settings: Mapping[str, Any], *, read_only: bool) -> Iterator[Catalog]:
-    """Connect to a catalog with the properties of `pyiceberg.catalog.load_catalog`. Raises JetcaptureError."""
-    from pyiceberg.catalog import load_catalog
+def open_catalog(config: Config, *, read_only: bool) -> Iterator[Catalog]:
+    """Connect to the catalog of `maintain.table`; with `read_only`, create no database for it.
 
+    Raises ConfigError, JetcaptureError.
+    """
+    try:
+        from pyiceberg.catalog import load_catalog
+    except ImportError as error:
+        raise ConfigError(
+            f"maintain.table: PyIceberg is not installed ({error}): pip install 'jetcapture[table]'"
+        ) from error
+    settings = {**file_properties(config.store), **table_config(config).catalog}
     properties: dict[str, Any] = {name: _text(value) for name, value in settings.items()}
     if read_only:
         scheme, _, path = str(properties.get("uri")).partition("?")[0].partition(":///")

@@ -12,6 +12,7 @@ from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import ArchiveFiles, File
 from jetcapture_py.table.catalog import ArchiveTable, open_table, root_url, table_names
 from jetcapture_py.table.commit import commit
+from jetcapture_py.table.latest import drop_latest, latest_config
 from jetcapture_py.table.plan import CommitRequest
 from jetcapture_py.text import without_credentials
 
@@ -30,6 +31,8 @@ class TablesErased:
     """Manifests and manifest lists without a snapshot, left by killed commits."""
     directories: list[str] = field(default_factory=list)
     """Directories of the tables' metadata in the archive."""
+    dropped: list[str] = field(default_factory=list)
+    """Directories of dropped tables."""
     notes: list[str] = field(default_factory=list)
     """Places that were not searched."""
 
@@ -46,8 +49,8 @@ def drop_objects(
 ) -> TablesErased:
     """Remove objects from the tables before they are deleted, and forget all earlier snapshots.
 
-    With `erased`, also search tags and branches for vanished objects that may have had erased messages, and find
-    manifests without a snapshot.
+    With `erased`, also drop the table of newest rows, which maintenance makes again, search tags and branches for
+    vanished objects that may have had erased messages, and find manifests without a snapshot.
     """
     names, root, done = table_names(config), root_url(archive), TablesErased()
     leaving, present = frozenset(paths), set[str]()
@@ -77,6 +80,11 @@ def drop_objects(
                     done.remains.append(f"table {name}: {reference} names snapshots that have erased messages")
                 if erased is not None:
                     _find_unnamed(archive, table, done)
+        except JetcaptureError as error:
+            done.remains.append(str(error))
+    if erased is not None and (given := latest_config(config)) is not None:
+        try:
+            done.dropped += drop_latest(config, archive, given)
         except JetcaptureError as error:
             done.remains.append(str(error))
     return done

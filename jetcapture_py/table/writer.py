@@ -7,7 +7,7 @@ snapshot, or fails.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from pyiceberg.avro.file import AvroOutputFile
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import NamespaceAlreadyExistsError
+from pyiceberg.io import FileIO
 from pyiceberg.manifest import (
     DEFAULT_READ_VERSION,
     DataFile,
@@ -131,17 +132,7 @@ class TableWriter:
             except BaseException:  # such as a manifest that another process has deleted with its snapshot
                 self.discard()
                 raise
-            metadata = self._tx.table_metadata
-            named = {reference.snapshot_id for reference in metadata.refs.values()}
-            limit = metadata.last_updated_ms + 1 if keep is None else keep.astimezone(UTC).timestamp() * 1000
-            in_order = sorted(metadata.snapshots, key=lambda snapshot: snapshot.timestamp_ms)
-            forgotten = [
-                snapshot
-                for snapshot, following in pairwise(in_order)
-                if snapshot.snapshot_id not in named and following.timestamp_ms < limit
-            ]
-            if forgotten:
-                ExpireSnapshots(self._tx).by_ids([snapshot.snapshot_id for snapshot in forgotten]).commit()
+            forgotten = forget(self._tx, keep)
             try:
                 return self._tx.commit_transaction(), forgotten
             except Exception as error:
@@ -260,14 +251,56 @@ class _Snapshot(_MergeAppendFiles):
         return (AddSnapshotUpdate(snapshot=later), *others), requirements
 
 
+def forget(tx: Transaction, keep: datetime | None) -> list[Snapshot]:
+    """Forget snapshots replaced before `keep`; without it, all but the last and tagged ones. Return them."""
+    metadata = tx.table_metadata
+    named = {reference.snapshot_id for reference in metadata.refs.values()}
+    limit = metadata.last_updated_ms + 1 if keep is None else keep.astimezone(UTC).timestamp() * 1000
+    in_order = sorted(metadata.snapshots, key=lambda snapshot: snapshot.timestamp_ms)
+    forgotten = [
+        snapshot
+        for snapshot, following in pairwise(in_order)
+        if snapshot.snapshot_id not in named and following.timestamp_ms < limit
+    ]
+    if forgotten:
+        ExpireSnapshots(tx).by_ids([snapshot.snapshot_id for snapshot in forgotten]).commit()
+    return forgotten
+
+
 def delete_manifests(table: Table, forgotten: Collection[Snapshot]) -> list[str]:
     """Delete manifests that only forgotten snapshots referenced; return those that remain, or may."""
+    return _delete(table, forgotten, _manifests)
+
+
+def delete_files(table: Table, forgotten: Collection[Snapshot], listed: str) -> list[str]:
+    """Delete a table's files that only forgotten snapshots referenced; return those that remain, or may.
+
+    `listed` is the entry of a summary with the location of a further file.
+    """
+
+    def files(io: FileIO, snapshot: Snapshot) -> Iterator[str]:
+        for part in snapshot.manifests(io):
+            yield part.manifest_path
+            yield from (entry.data_file.file_path for entry in part.fetch_manifest_entry(io))
+        if snapshot.summary and (place := snapshot.summary[listed]):
+            yield place
+
+    return _delete(table, forgotten, files)
+
+
+def _manifests(io: FileIO, snapshot: Snapshot) -> Iterator[str]:
+    return (part.manifest_path for part in snapshot.manifests(io))
+
+
+def _delete(
+    table: Table, forgotten: Collection[Snapshot], files: Callable[[FileIO, Snapshot], Iterable[str]]
+) -> list[str]:
     if not forgotten:
         return []
     lists = [snapshot.manifest_list for snapshot in forgotten]
     try:
-        named = {part.manifest_path for snapshot in table.metadata.snapshots for part in snapshot.manifests(table.io)}
-        old = {part.manifest_path for snapshot in forgotten for part in snapshot.manifests(table.io)}
+        named = {place for snapshot in table.metadata.snapshots for place in files(table.io, snapshot)}
+        old = {place for snapshot in forgotten for place in files(table.io, snapshot)}
     except Exception:  # file systems raise their own errors
         return lists
     kept: list[str] = []

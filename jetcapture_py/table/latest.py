@@ -1,0 +1,359 @@
+"""Keep an Iceberg table of the newest row of each key, copy on write, in buckets of the key's hash.
+
+A pass reads the objects that no earlier one has read, and rewrites the buckets in which they have a newer row. A newest
+row that says that its key is deleted is in a second table, because older rows may still come. What a pass cannot
+continue, it makes again from the whole archive; an erasure drops it.
+
+Each snapshot names the list of the objects that were read. The table of deleted keys is committed first: if a pass is
+killed in between, the next one reads the same objects, and finds the keys that both tables have.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.arrays import Mask
+from jetcapture_py.archive.removed import Expired
+from jetcapture_py.compaction.inventory import PathSet
+from jetcapture_py.config.maintain import LatestConfig
+from jetcapture_py.config.model import Config
+from jetcapture_py.errors import ConflictError, JetcaptureError
+from jetcapture_py.reading.duckdb import version
+from jetcapture_py.reading.latest import GONE, NEW, newest_rows
+from jetcapture_py.reading.plan import Objects, ReadRequest, list_objects
+from jetcapture_py.reading.selection import Latest
+from jetcapture_py.retry import retried_on_conflict
+from jetcapture_py.store.archive import ArchiveFiles
+from jetcapture_py.table.catalog import DIRECTORY, explained, is_refused, open_catalog, root_url
+from jetcapture_py.table.commit import SNAPSHOT_AGE
+from jetcapture_py.text import plural
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+
+BUCKET = "_nats_bucket"
+"""The column that divides the files."""
+_RULE, _BUCKETS, _OBJECTS = "jetcapture.latest", "jetcapture.buckets", "jetcapture.objects"
+"""Properties of a table: its rule, and its number of buckets. In a snapshot's summary: its list of objects."""
+_ROWS, _MAX_ROWS = 50_000, 200_000
+"""Rows of a bucket when the tables are made, and, on average, when they are made again with more buckets."""
+_MAX_BUCKETS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatestResult:
+    """The effect of a pass or its dry run on a table of newest rows."""
+
+    name: str
+    rows: int
+    files: int
+    objects: int
+    """Objects that the pass has read, or would read."""
+    written: int
+    """Files that the pass has written."""
+
+    def line(self) -> str:
+        text = f"table {self.name}: {plural(self.files, 'file')}, {self.rows:,} rows"
+        return f"{text} ({plural(self.objects, 'object')} read, {plural(self.written, 'file')} written)"
+
+
+def latest_config(config: Config) -> LatestConfig | None:
+    """Return the section `maintain.table.latest`, if any."""
+    table = config.maintain and config.maintain.table
+    return table.latest if table else None
+
+
+def update_latest(config: Config, archive: ArchiveFiles, given: LatestConfig, *, dry_run: bool = False) -> LatestResult:
+    """Bring the tables to the state of the archive, without expired messages. Raises JetcaptureError."""
+
+    def attempt() -> LatestResult:
+        with _opened(config, archive, given, read_only=dry_run) as tables:
+            return tables.planned() if dry_run else tables.update()
+
+    return retried_on_conflict(attempt)
+
+
+def drop_latest(config: Config, archive: ArchiveFiles, given: LatestConfig) -> list[str]:
+    """Drop the tables with all of their files, if any; return their directories. Raises JetcaptureError."""
+    with _opened(config, archive, given) as tables:
+        return tables.drop()
+
+
+@contextmanager
+def _opened(
+    config: Config, archive: ArchiveFiles, given: LatestConfig, *, read_only: bool = False
+) -> Iterator[_LatestTables]:
+    with open_catalog(config, read_only=read_only) as catalog, explained(f"cannot keep table {given.name}"):
+        yield _LatestTables(config, archive, given, catalog)
+
+
+class _AnewError(Exception):
+    """The tables cannot be continued."""
+
+
+class _LatestTables:
+    """The table and, with `deleted`, that of deleted keys."""
+
+    def __init__(self, config: Config, archive: ArchiveFiles, given: LatestConfig, catalog: Catalog) -> None:
+        self._archive, self._given, self._catalog = archive, given, catalog
+        self._stream = config.source.stream
+        self._names = [given.name, f"{given.name}_deleted"][: 1 if given.deleted is None else 2]
+        # another version of DuckDB may have other hashes
+        self._rule = json.dumps([self._stream, *given.by, given.deleted, version()])
+
+    def _load(self) -> list[Table]:
+        """Return the tables that exist. Raises JetcaptureError for one that is not jetcapture's."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        tables = []
+        for name in self._names:
+            with suppress(NoSuchTableError):
+                tables.append(self._catalog.load_table(name))
+                if _RULE not in tables[-1].properties:
+                    raise JetcaptureError(
+                        f"table {name} is not one of newest rows: it is left as it is; use another name"
+                    )
+        return tables
+
+    def _create(self, name: str) -> None:
+        """Create an empty table, unless it exists."""
+        from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
+        from pyiceberg.schema import Schema
+        from pyiceberg.transforms import IdentityTransform
+        from pyiceberg.types import IntegerType, NestedField
+
+        self._catalog.create_namespace_if_not_exists(self._catalog.namespace_from(name))
+        self._catalog.create_table_if_not_exists(
+            name,
+            Schema(NestedField(1, BUCKET, IntegerType(), required=False)),
+            location=f"{root_url(self._archive)}{DIRECTORY}/{name}",
+            partition_spec=PartitionSpec(PartitionField(1, PARTITION_FIELD_ID_START, IdentityTransform(), BUCKET)),
+            properties={
+                _RULE: "",
+                "commit.retry.num-retries": "0",  # a concurrent commit changes the rows
+                "write.metadata.delete-after-commit.enabled": "true",
+                "write.metadata.previous-versions-max": "20",
+            },
+        )
+
+    def drop(self) -> list[str]:
+        """Drop the tables with all of their files; return their directories, relative to the archive's root."""
+        for table in self._load():
+            self._catalog.drop_table(table.name())
+        directories = [f"{DIRECTORY}/{name}" for name in self._names]
+        for file in list(self._archive.below(*directories)):
+            self._archive.remove(file)
+        return directories
+
+    def planned(self) -> LatestResult:
+        """Return what a pass would read."""
+        tables = self._load()
+        _, new = self._objects(tables, anew=self._is_outdated(tables))
+        return self._result(tables, objects=len(new))
+
+    def update(self) -> LatestResult:
+        """Read new objects, and rewrite the buckets in which they have newer rows, or in which rows have expired."""
+        for name in self._names:
+            self._create(name)
+        tables = self._load()
+        try:
+            return self._update(tables, anew=self._is_outdated(tables))
+        except _AnewError:
+            return self._update(tables, anew=True)
+
+    def _is_outdated(self, tables: Sequence[Table]) -> bool:
+        """Whether the tables have other rules, or, after a pass that was killed, differ in their buckets."""
+        rules = [table.properties[_RULE] for table in tables]
+        buckets = {table.properties.get(_BUCKETS) for table in tables}
+        return rules != [self._rule] * len(self._names) or len(buckets) != 1
+
+    def _objects(self, tables: Sequence[Table], *, anew: bool) -> tuple[Objects, Objects]:
+        """Return the archive's objects, and those that no earlier pass has read, or all if `anew`."""
+        known: set[str] = set()
+        if not anew and (snapshot := tables[0].current_snapshot()) and snapshot.summary:
+            with tables[0].io.new_input(snapshot.summary[_OBJECTS] or "").open() as file:
+                known.update(pq.read_table(pa.BufferReader(file.read()))["path"].to_pylist())
+        listed = list_objects(self._archive, self._stream)
+        return listed, {name: file for name, file in listed.items() if file.path not in known}
+
+    def _update(self, tables: Sequence[Table], *, anew: bool) -> LatestResult:
+        listed, new = self._objects(tables, anew=anew)
+        expired = self._archive.expired(self._stream)
+        due = set() if anew or expired is None else _buckets_before(tables, expired.until)
+        if not new and not due:
+            return self._result(tables)
+        request = ReadRequest(files=self._archive, stream=self._stream, dedupe="none")  # copies change nothing
+        latest = Latest(by=self._given.by, order=layout.TIMESTAMP, deleted=self._given.deleted)
+        changes = [_Change(table, anew=anew) for table in tables]
+        try:
+            with newest_rows(request, new, latest) as rows:
+                count = self._bucket_count(tables, rows.count, anew=anew)
+                schema = rows.schema(changes[0].columns)
+                for change in changes:
+                    change.set_columns(schema)
+                for bucket in sorted(rows.buckets(count) | due):
+                    kept = pa.concat_tables([change.kept(bucket) for change in changes], promote_options="permissive")
+                    _replace(changes, bucket, kept, rows.merged(bucket, count, kept), expired)
+            objects = changes[0].write_list([file.path for file in listed.values()])
+            for change in reversed(changes):  # that of deleted keys first
+                summary = {_OBJECTS: objects} if change is changes[0] else {}
+                change.commit({_RULE: self._rule, _BUCKETS: str(count)}, summary)
+        except BaseException:
+            for change in changes:
+                change.discard()
+            raise
+        if self._archive.erased(self._stream) and not self._has(new):
+            self.drop()
+            raise ConflictError(f"messages were erased while table {self._names[0]} was written")
+        written = sum(len(change.added) for change in changes)
+        return self._result([change.table for change in changes], objects=len(new), written=written)
+
+    def _bucket_count(self, tables: Sequence[Table], found: int, *, anew: bool) -> int:
+        """Return the number of buckets, for so many rows if the tables are made anew. Raises _AnewError for more."""
+        if anew:
+            return min(_MAX_BUCKETS, max(1, found // _ROWS))
+        count = int(tables[0].properties[_BUCKETS])
+        if count < _MAX_BUCKETS and self._result(tables).rows > count * _MAX_ROWS:
+            raise _AnewError
+        return count
+
+    def _has(self, objects: Objects) -> bool:
+        """Whether the archive still has these objects."""
+        present = PathSet(self._archive.paths(self._stream))
+        return present.issuperset_of(PathSet(file.path for file in objects.values()))
+
+    def _result(self, tables: Sequence[Table], *, objects: int = 0, written: int = 0) -> LatestResult:
+        snapshot = tables[0].current_snapshot() if tables else None
+        totals = dict(snapshot.summary.additional_properties) if snapshot and snapshot.summary else {}
+        return LatestResult(
+            name=self._names[0],
+            rows=int(totals.get("total-records", 0)),
+            files=int(totals.get("total-data-files", 0)),
+            objects=objects,
+            written=written,
+        )
+
+
+def _buckets_before(tables: Sequence[Table], end: datetime) -> set[int]:
+    """Return the buckets with rows that may be older than this."""
+    before = f"{layout.TIMESTAMP} < '{end.isoformat()}'"
+    named = (table for table in tables if layout.TIMESTAMP in table.schema().column_names)
+    return {task.file.partition[0] for table in named for task in table.scan(row_filter=before).plan_files()}
+
+
+def _replace(changes: Sequence[_Change], bucket: int, kept: pa.Table, rows: pa.Table, expired: Expired | None) -> None:
+    """Write the newest rows of a bucket to their tables, unless these are the `kept` ones."""
+    is_new, gone = (rows[name].to_numpy(zero_copy_only=False) for name in (NEW, GONE))
+    old: Mask = np.zeros(len(is_new), bool)
+    if expired is not None:
+        times = rows[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
+        old = (times < expired.until.timestamp() * 1_000_000) & expired.contains(rows[layout.SEQ].to_numpy())
+    # fewer rows than were kept: a pass was killed after it had committed that a key is deleted
+    if not (is_new & ~old).any() and not (old & ~is_new).any() and len(is_new) == kept.num_rows:
+        return
+    rows = rows.drop_columns([NEW, GONE, *({BUCKET} & {*rows.column_names})])
+    rows = rows.add_column(0, BUCKET, pa.array(np.full(len(is_new), bucket, np.int32)))
+    for change, mask in zip(changes, (~gone & ~old, gone & ~old), strict=False):
+        change.replace(bucket, rows.filter(pa.array(mask)))
+
+
+class _Change:
+    """One commit of a table."""
+
+    def __init__(self, table: Table, *, anew: bool) -> None:
+        self.table = table
+        self.added: list[DataFile] = []
+        self._loaded, self._anew, self._tx = table, anew, table.transaction()
+        self._removed = [task.file for task in table.scan().plan_files()] if anew else []
+        self._objects: str | None = None
+        self._may_be_committed = False
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns of the rows that are kept."""
+        return pa.schema([]) if self._anew else self._loaded.schema().as_arrow()
+
+    def set_columns(self, schema: pa.Schema) -> None:
+        """Add columns to the bucket. Raises _AnewError for one that has another type."""
+        from pyiceberg.exceptions import ValidationError
+
+        if self._anew:
+            with self._tx.update_schema(allow_incompatible_changes=True) as update:
+                for name in self._loaded.schema().column_names:
+                    if "." not in name and name != BUCKET:
+                        update.delete_column(name)
+        try:
+            with self._tx.update_schema() as update:
+                update.union_by_name(schema.remove_metadata())
+        except ValidationError as error:
+            raise _AnewError from error
+
+    def kept(self, bucket: int) -> pa.Table:
+        """Return the rows of a bucket."""
+        return (
+            self.columns.empty_table()
+            if self._anew
+            else self._loaded.scan(row_filter=f"{BUCKET} = {bucket}").to_arrow()
+        )
+
+    def replace(self, bucket: int, rows: pa.Table) -> None:
+        """Write the rows of a bucket in place of the present ones."""
+        from pyiceberg.io.pyarrow import _dataframe_to_data_files
+
+        if not self._anew:
+            self._removed += [task.file for task in self._loaded.scan(row_filter=f"{BUCKET} = {bucket}").plan_files()]
+        if rows.num_rows:
+            self.added += _dataframe_to_data_files(self._tx.table_metadata, rows, self._loaded.io)
+
+    def write_list(self, paths: Sequence[str]) -> str:
+        """Write a list of objects; return its location."""
+        data = io.BytesIO()
+        pq.write_table(pa.table({"path": pa.array(sorted(paths), pa.string())}), data, compression="zstd")
+        self._objects = f"{self._loaded.location()}/objects/{uuid4()}.parquet"
+        with self._loaded.io.new_output(self._objects).create() as file:
+            file.write(data.getvalue())
+        return self._objects
+
+    def commit(self, properties: dict[str, str], summary: dict[str, str]) -> None:
+        """Commit the files, and delete those of snapshots that were replaced an hour ago.
+
+        Raises an error of PyIceberg if the table was changed since it was loaded.
+        """
+        from jetcapture_py.table.writer import delete_files, forget
+
+        self._tx.set_properties(properties)
+        with self._tx.update_snapshot(snapshot_properties=summary).overwrite() as snapshot:
+            for file in self.added:
+                snapshot.append_data_file(file)
+            for file in self._removed:
+                snapshot.delete_data_file(file)
+        forgotten = forget(self._tx, datetime.now(UTC) - SNAPSHOT_AGE)
+        self._may_be_committed = True
+        try:
+            self.table = self._tx.commit_transaction()
+        except Exception as error:
+            self._may_be_committed = not is_refused(error)
+            raise
+        delete_files(self.table, forgotten, listed=_OBJECTS)
+
+    def discard(self) -> None:
+        """Delete the files that were written, unless they may be committed."""
+        if self._may_be_committed:
+            return
+        for place in [*(file.file_path for file in self.added), *([self._objects] if self._objects else [])]:
+            with suppress(Exception):  # file systems raise their own
+                self._loaded.io.delete(place)
