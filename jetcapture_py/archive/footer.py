@@ -69,7 +69,11 @@ def statistics(group: Any, column: str) -> Any:
 
 def group_bounds(group: Any, column: str) -> tuple[Any, Any] | None:
     """Return minimum and maximum of a column in a row group; None without statistics."""
-    values = statistics(group, column)
+    return bounds(statistics(group, column))
+
+
+def bounds(values: Any) -> tuple[Any, Any] | None:
+    """Return minimum and maximum of a column's statistics; None without any."""
     return (values.min, values.max) if values is not None and values.has_min_max else None
 
 

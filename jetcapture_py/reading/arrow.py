@@ -77,11 +77,11 @@ def read_archive(
     `dedupe`: `auto` drops copies where object names allow any; `full` compares all messages, for archives whose key
     rule, `block.interval` or decoding changed while copies were in flight; `none` returns all rows.
 
-    Objects in formats other than Parquet are an error, unless `parquet_only` leaves them out. A column that is an
-    integer in some objects and a float in others becomes double, if that holds the integers exactly; other types that
-    do not go together become string, structs and lists as JSON. `types` gives columns a type of Arrow or its name, such
-    as `bigint`: values that do not convert are null, and the log has a warning with their number when the read ends.
-    `options` are the capture's `store.options`. The order of rows is not specified.
+    Objects in formats other than Parquet are an error, unless `parquet_only` leaves them out. Integers in some objects
+    that are floats in others, also inside structs and lists, become double, if that holds them exactly; other types
+    that do not go together become string, structs and lists as JSON. `types` gives columns a type of Arrow or its name,
+    such as `bigint`: values that do not convert are null, and the log has a warning with their number when the read
+    ends. `options` are the capture's `store.options`. The order of rows is not specified.
 
     Only the needed objects, row groups and columns are read. The result has all messages archived now, and perhaps some
     that are stored during the read. Raises JetcaptureError, also during the read.

@@ -1,7 +1,7 @@
 """Unite objects with different columns into one table: its columns, names and types.
 
 Every engine renders this table. `archive/common_type.py` unites types; for readers, every integer becomes an int64, and
-nested types that do not fit become text (`_target`).
+nested types that differ in more than fields and numbers become text (`_target`).
 """
 
 from __future__ import annotations
@@ -229,35 +229,61 @@ def _target(types: Sequence[pa.DataType], *, exact: bool) -> pa.DataType:
     """Return the result type of a column stored as `types`; `exact`: its integers are exact as a double."""
     if (merged := common(types, lossless=True)) is not None:
         return _without_null(merged)
+    merged = common(types, lossless=False)
     if any(type_.num_fields for type_ in types):
+        return _without_null(merged) if all(_widens(type_, merged, exact=exact) for type_ in types) else pa.string()
+    if pa.types.is_floating(merged) and not exact and pa.int64() in types:
         return pa.string()
-    number = common(types, lossless=False)
-    if pa.types.is_floating(number) and not exact and pa.int64() in types:
-        return pa.string()
-    return pa.int64() if pa.types.is_integer(number) else number
+    return pa.int64() if pa.types.is_integer(merged) else merged
+
+
+def _widens(type_: pa.DataType, to: pa.DataType, *, exact: bool = True) -> bool:
+    """Whether the types differ only in more fields and wider numbers; `exact`: integers are exact as a double."""
+    types = pa.types
+    if types.is_struct(type_) and types.is_struct(to):
+        fields = {field.name.lower(): field.type for field in to}
+        return all(
+            field.name.lower() in fields and _widens(field.type, fields[field.name.lower()], exact=exact)
+            for field in type_
+        )
+    if (types.is_list(type_) and types.is_list(to)) or (types.is_map(type_) and types.is_map(to)):
+        pairs = zip(inner_types(type_), inner_types(to), strict=True)
+        return all(_widens(inner, other, exact=exact) for inner, other in pairs)
+    wider = (pa.float64(),) if exact and type_ == pa.int64() else _WIDER.get(type_, ())
+    return type_ in (to, pa.null()) or to in wider
 
 
 def inexact_columns(
     files: ArchiveFiles, infos: Sequence[ObjectInfo], objects: Mapping[ObjectName, File]
 ) -> Collection[str]:
     """Return columns, in lower case, that are floats in some objects and integers beyond a double's precision in
-    others."""
+    others, themselves or in a field or element."""
     types = pa.types
-    schemas = {info.schema_number: info.schema for info in infos}
-    floats = {field.name.lower() for schema in schemas.values() for field in schema if types.is_floating(field.type)}
+    leaves = {
+        number: [
+            (field.name.lower(), path.lower(), inner.type)
+            for field in schema
+            for path, inner in fields_in(pa.schema([field]))
+            if not inner.type.num_fields
+        ]
+        for number, schema in {info.schema_number: info.schema for info in infos}.items()
+    }
+    floats = {path for some in leaves.values() for _, path, type_ in some if types.is_floating(type_)}
     mixed = {
-        number: [field.name for field in schema if types.is_integer(field.type) and field.name.lower() in floats]
-        for number, schema in schemas.items()
+        number: [
+            (at, column) for at, (column, path, type_) in enumerate(some) if types.is_integer(type_) and path in floats
+        ]
+        for number, some in leaves.items()
     }
     infos = [info for info in infos if mixed[info.schema_number]]
     inexact: set[str] = set()
     for info, data in zip(infos, files.footers([objects[info.name] for info in infos]), strict=True):
         metadata = footer.decoded(data)
-        for column in mixed[info.schema_number]:
-            groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-            limits = (abs(limit) for group in groups for limit in footer.group_bounds(group, column) or ())
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        for at, column in mixed[info.schema_number]:
+            limits = (abs(limit) for group in groups for limit in footer.bounds(group.column(at).statistics) or ())
             if max(limits, default=0) > EXACT:
-                inexact.add(column.lower())
+                inexact.add(column)
     return inexact
 
 
@@ -271,7 +297,7 @@ def is_cast(stored: pa.DataType, target: pa.DataType) -> bool:
     """Whether an engine's own cast, which finds fields of structs by name, gives the values that `convert` gives."""
     targets, names = ({path for path, _ in fields_in(pa.schema([("", type_)]))} for type_ in (target, stored))
     # nulls may become anything, also in lists; `common` matches fields in any case
-    same = common([target, stored], lossless=True) == target or read_as(stored, target) == target
+    same = common([target, stored], lossless=True) == target or _widens(stored, target)
     return same and names <= targets
 
 

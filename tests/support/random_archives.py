@@ -82,6 +82,14 @@ def _with_b(value: Row) -> Row:
     return {"b": None, **value}
 
 
+def _float(value: int | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _as_float(value: Row) -> Row:
+    return {"a": _float(value["a"])}
+
+
 def _all_with_b(values: Sequence[Row | None]) -> list[Row | None]:
     return [None if value is None else _with_b(value) for value in values]
 
@@ -101,8 +109,12 @@ FIELDS: dict[str, tuple[Way, ...]] = {
         Way(pa.list_(_AB_TYPE), some.lists(some.none() | _AB, max_size=3)),
     ),
     "deep": (
-        Way(_A_TYPE, _A, _json),
-        Way(pa.struct([("a", pa.float64())]), (some.none() | _HALVES).map(lambda a: {"a": a}), _json),
+        Way(_A_TYPE, _A, _as_float),
+        Way(pa.struct([("a", pa.float64())]), (some.none() | _HALVES).map(lambda a: {"a": a})),
+    ),
+    "deeper": (
+        Way(pa.list_(_A_TYPE), some.lists(_A, max_size=3), lambda items: [*map(_as_float, items)]),
+        Way(pa.list_(pa.struct([("a", pa.float64())])), some.lists(_HALVES.map(lambda a: {"a": a}), max_size=3)),
     ),
     "nothing": (Way(pa.null(), some.none()), Way(pa.int64(), _LARGE)),
     "no_day": (Way(pa.null(), some.none()), Way(pa.date32(), some.dates(date(1900, 1, 1), date(2200, 1, 1)))),
@@ -131,8 +143,8 @@ FIELDS: dict[str, tuple[Way, ...]] = {
     "day": (Way(pa.date32(), some.dates(date(1900, 1, 1), date(2200, 1, 1)), date.isoformat), Way(pa.string(), _TEXT)),
     "list": (Way(pa.list_(pa.int64()), some.lists(some.none() | _INTS, max_size=3), _json), Way(pa.string(), _TEXT)),
     "map": (
-        Way(pa.map_(pa.string(), pa.int64()), _pairs(_INTS), lambda pairs: _json(dict(pairs))),
-        Way(pa.map_(pa.string(), pa.float64()), _pairs(_HALVES), lambda pairs: _json(dict(pairs))),
+        Way(pa.map_(pa.string(), pa.int64()), _pairs(_INTS), lambda pairs: [(key, _float(n)) for key, n in pairs]),
+        Way(pa.map_(pa.string(), pa.float64()), _pairs(_HALVES)),
     ),
     "case": (Way(pa.int64(), _INTS), Way(pa.int64(), _INTS, name="Case")),
     "plain": (Way(pa.string(), _TEXT),),

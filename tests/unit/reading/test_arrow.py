@@ -74,6 +74,19 @@ def test_columns_have_the_types_that_were_asked_for(tmp_path: Path, caplog: pyte
             read_archive(tmp_path, "ORDERS", types=cast("Any", wrong))
 
 
+def test_integers_beside_floats_inside_columns_are_doubles_if_these_hold_them_exactly(tmp_path: Path) -> None:
+    archive = Archive(tmp_path)
+    nested = {"of": [{"n": 1, "t": "a"}], "in": [[1, 2]], "large": [{"n": 2**53 + 1}], "other": [{"n": 1}]}
+    archive.write([1], columns=nested)
+    archive.write([2], columns={"of": [{"n": 0.5}], "in": [[0.5]], "large": [{"n": 0.5}], "other": [{"n": "x"}]})
+    table = read_archive(tmp_path, "ORDERS", columns=["of", "in", "large", "other"]).read_all()
+    first, second = sorted(table.to_pylist(), key=str, reverse=True)
+    assert (first["of"], first["in"]) == ({"n": 1.0, "t": "a"}, [1.0, 2.0])
+    assert (second["of"], second["in"]) == ({"n": 0.5, "t": None}, [0.5])
+    assert (first["large"], second["large"]) == ('{"n":9007199254740993}', '{"n":0.5}')
+    assert (first["other"], second["other"]) == ('{"n":1}', '{"n":"x"}')
+
+
 def test_no_batch_is_larger_than_a_row_group_however_small_its_texts_are_when_encoded(tmp_path: Path) -> None:
     name = Archive(tmp_path).write([1], "eu")
     rows = 2000
