@@ -206,8 +206,9 @@ class _LatestTables:
                 for change in changes:
                     change.set_columns(schema)
                 for bucket in sorted(rows.buckets(count) | due):
-                    kept = pa.concat_tables([change.kept(bucket) for change in changes], promote_options="permissive")
-                    _replace(changes, bucket, kept, rows.merged(bucket, count, kept), expired)
+                    kept = [change.kept(bucket) for change in changes]
+                    both = pa.concat_tables(kept, promote_options="permissive")
+                    _replace(changes, bucket, kept, rows.merged(bucket, count, both), expired)
             objects = changes[0].write_list([file.path for file in listed.values()])
             for change in reversed(changes):  # that of deleted keys first
                 summary = {_OBJECTS: objects} if change is changes[0] else {}
@@ -255,20 +256,20 @@ def _buckets_before(tables: Sequence[Table], end: datetime) -> set[int]:
     return {task.file.partition[0] for table in named for task in table.scan(row_filter=before).plan_files()}
 
 
-def _replace(changes: Sequence[_Change], bucket: int, kept: pa.Table, rows: pa.Table, expired: Expired | None) -> None:
-    """Write the newest rows of a bucket to their tables, unless these are the `kept` ones."""
+def _replace(
+    changes: Sequence[_Change], bucket: int, kept: Sequence[pa.Table], rows: pa.Table, expired: Expired | None
+) -> None:
+    """Write the newest rows of a bucket to their tables, unless they are those that a table has kept."""
     is_new, gone = (rows[name].to_numpy(zero_copy_only=False) for name in (NEW, GONE))
     old: Mask = np.zeros(len(is_new), bool)
     if expired is not None:
         times = rows[layout.TIMESTAMP].cast(pa.int64()).to_numpy()
         old = (times < expired.until.timestamp() * 1_000_000) & expired.contains(rows[layout.SEQ].to_numpy())
-    # fewer rows than were kept: a pass was killed after it had committed that a key is deleted
-    if not (is_new & ~old).any() and not (old & ~is_new).any() and len(is_new) == kept.num_rows:
-        return
     rows = rows.drop_columns([NEW, GONE, *({BUCKET} & {*rows.column_names})])
     rows = rows.add_column(0, BUCKET, pa.array(np.full(len(is_new), bucket, np.int32)))
-    for change, mask in zip(changes, (~gone & ~old, gone & ~old), strict=False):
-        change.replace(bucket, rows.filter(pa.array(mask)))
+    for change, before, mask in zip(changes, kept, (~gone & ~old, gone & ~old), strict=False):
+        if (is_new & mask).any() or mask.sum() != before.num_rows:
+            change.replace(bucket, rows.filter(pa.array(mask)))
 
 
 class _Change:
