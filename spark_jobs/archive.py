@@ -40,13 +40,14 @@ from jetcapture_py.reading.bucket import (
 )
 from jetcapture_py.reading.columns import Columns, outputs
 from jetcapture_py.reading.plan import Dedupe, ReadPlan, ReadRequest, list_objects
-from jetcapture_py.reading.selection import Keys, Moment, Selection
+from jetcapture_py.reading.selection import Keys, Latest, Moment, Selection, new_lives
 from jetcapture_py.store.credentials import with_secrets
 from spark_jobs.datasource.boundary import Boundary, BoundaryFinder, OwnMessages
 from spark_jobs.datasource.options import ReadOptions
 from spark_jobs.datasource.routed import StreamRows, live_parts, live_rows, reading_options
 from spark_jobs.datasource.session import Session
-from spark_jobs.reading.columns import quoted, spark_schema
+from spark_jobs.reading.columns import named_in, quoted, spark_schema
+from spark_jobs.reading.latest import newest
 from spark_jobs.reading.location import ArchiveLocation
 from spark_jobs.reading.scan import Scans
 
@@ -96,6 +97,51 @@ def read_archive(
     )
     plan = request.plan()
     frame = _rows(spark, location, plan, engine)
+    return frame if columns is None or callable(columns) else _select(frame, plan.outputs)
+
+
+def read_latest(
+    spark: SparkSession,
+    url: str,
+    stream: str,
+    *,
+    by: str | Sequence[str],
+    order: str = layout.SEQ,
+    deleted: str | None = None,
+    start: Moment | None = None,
+    end: Moment | None = None,
+    event_start: Moment | None = None,
+    event_end: Moment | None = None,
+    keys: Keys | None = None,
+    columns: Columns | None = None,
+    dedupe: Dedupe = "auto",
+    quarantine: bool = False,
+    parquet_only: bool = False,
+    types: Mapping[str, pa.DataType | str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    engine: Engine = "spark",
+) -> DataFrame:
+    """Return the newest row of each key in the archive of `stream` as a DataFrame.
+
+    `by`, `order` and `deleted` are those of `jetcapture_py.read_latest`, in Spark's SQL, and may use columns that are
+    not in `columns`. The other arguments are those of `read_archive`, and choose the rows among which the newest is
+    found. Raises JetcaptureError.
+    """
+    latest = Latest(by=by, order=order, deleted=deleted)
+    location = _open(spark, url, options, engine)
+    request = ReadRequest(
+        files=location.files,
+        stream=stream,
+        selection=Selection.of(start, end, keys, event_start, event_end),
+        columns=columns,
+        dedupe=dedupe,
+        quarantine=quarantine,
+        parquet_only=parquet_only,
+        types=types,
+        needed=named_in(*latest.by, order, deleted or ""),
+    )
+    plan = request.plan()
+    frame = newest(_rows(spark, location, plan, engine), latest, new_lives(location.files, stream))
     return frame if columns is None or callable(columns) else _select(frame, plan.outputs)
 
 

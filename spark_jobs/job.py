@@ -37,6 +37,7 @@ from jetcapture_py.text import MAX_LOGGED, one_line
 from spark_jobs.datasource import NatsDataSource
 from spark_jobs.datasource.combined import JetcaptureDataSource
 from spark_jobs.java import require_java
+from spark_jobs.reading.latest import ERROR_LOGGERS
 from spark_jobs.reading.location import spark_settings
 
 _TIME_ZONE = "spark.sql.session.timeZone"
@@ -207,8 +208,8 @@ def _worker_path(settings: Mapping[str, str], remote: str | None) -> str:
 
 def guarded(name: str, job: Callable[[], object]) -> int:
     """Run `job`; print a failure in one line. Return 0, 1 on failure, 2 for an invalid setting, 130 if interrupted."""
-    for logger in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        PySparkLogger.getLogger(logger).disabled = True  # PySpark also logs the errors that it raises, as JSON
+    for logger in ERROR_LOGGERS:
+        PySparkLogger.getLogger(logger).disabled = True
     for source in _PY4J_LOGS:
         logging.getLogger(source).addFilter(_not_of_py4j)
     try:

@@ -4,6 +4,7 @@
     jetcapture spark query --config FILE "SELECT …"
 
 The stream's messages are the view `archive`; those that could not be decoded are the view `quarantine`.
+With --by, the view `latest` has the newest row of each key.
 """
 
 from __future__ import annotations
@@ -53,6 +54,9 @@ def _query(
     complete_only: opt.CompleteOnly = False,
     dedupe: opt.DedupeOption = "auto",
     parquet_only: opt.ParquetOnly = False,
+    by: opt.By = None,
+    order: opt.Order = "_nats_seq",
+    deleted: opt.Deleted = None,
     engine: EngineOption = "spark",
     form: Annotated[Literal["table", "csv", "json", "parquet"], Option("--format", help="Output format.")] = "table",
     output: Annotated[
@@ -68,7 +72,8 @@ def _query(
 ) -> None:
     """Run SQL over an archive with Spark: print, write or publish the rows.
 
-    The views are archive, and quarantine for messages that could not be decoded.
+    The views are archive, and quarantine for messages that could not be decoded; with --by also latest, the newest row
+    of each key.
     With --to-nats, files of a login are read on every executor.
     """
     opt.refuse(
@@ -90,6 +95,7 @@ def _query(
         dedupe=dedupe,
         parquet_only=parquet_only,
         engine=engine,
+        latest=opt.latest_of(by, order, deleted),
     )
     target = None if to_nats is None else opt.login(nats, context, servers, default=archive.login)
     spark = session("jetcapture query", query.url, output if form == "parquet" else None)

@@ -1,4 +1,4 @@
-"""SQL over an archive: create the views `archive` and `quarantine`, and find the columns that a query needs."""
+"""SQL over an archive: create the views that a statement names, and find the columns that it needs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from jetcapture_py.options import ChosenArchive
 from jetcapture_py.reading.plan import Dedupe
-from jetcapture_py.reading.selection import Selection, complete_end
+from jetcapture_py.reading.selection import Latest, Selection, complete_end
 from jetcapture_py.store.archive import open_archive
-from spark_jobs.archive import Engine, archive_view
+from spark_jobs.archive import Engine, archive_view, read_latest
+from spark_jobs.reading.columns import named_in
 
 _VIEWS = ("archive", "quarantine")
+_LATEST = "latest"
 _UNNAMED = re.compile(r"\b(natural|table|pivot|unpivot|identifier|describe|desc|show|explain)\b")
 
 
@@ -28,6 +30,8 @@ class ArchiveQuery:
     dedupe: Dedupe
     parquet_only: bool
     engine: Engine
+    latest: Latest | None = None
+    """What the view `latest` is; None without one."""
 
     @property
     def url(self) -> str | None:
@@ -48,10 +52,22 @@ class ArchiveQuery:
             "engine": self.engine,
             "columns": columns_in(sql) if self.engine == "arrow" else None,
         }
+        named = {view for view in (*_VIEWS, _LATEST) if re.search(rf"\b{view}\b", sql, re.IGNORECASE)}
         for view in _VIEWS:
-            if re.search(rf"\b{view}\b", sql, re.IGNORECASE):
+            if view in named:
                 part = {"quarantine": True, "keys": None} if view == "quarantine" else {}
                 archive_view(spark, archive.url, archive.stream, view, **common | part)
+        if _LATEST in named and (latest := self.latest) is not None:
+            rows = read_latest(
+                spark,
+                archive.url,
+                archive.stream,
+                by=latest.by,
+                order=latest.order,
+                deleted=latest.deleted,
+                **common,
+            )
+            rows.createOrReplaceTempView(_LATEST)
         return spark.sql(sql)
 
 
@@ -65,4 +81,4 @@ def columns_in(sql: str) -> Callable[[str], bool] | None:
     selects, sources = (len(re.findall(rf"\b{word}\b", text)) for word in ("select", "from"))
     if "*" in text or "|>" in text or _UNNAMED.search(text) or sources > selects:
         return None
-    return lambda name: name.casefold().replace("`", "``") in text
+    return named_in(text)

@@ -114,6 +114,8 @@ class ReadRequest:
     quarantine: bool = False
     parquet_only: bool = False
     types: Mapping[str, pa.DataType | str] | None = None
+    needed: Callable[[str], bool] | None = None
+    """Columns that are read besides `columns`, and are not in `outputs`."""
 
     def __post_init__(self) -> None:
         """Raises JetcaptureError."""
@@ -127,6 +129,17 @@ class ReadRequest:
     @property
     def directory(self) -> str:
         return f"{layout.QUARANTINE}/{self.stream}" if self.quarantine else self.stream
+
+    @property
+    def _read(self) -> Columns | None:
+        """The columns to read."""
+        columns, needed = self.columns, self.needed
+        if columns is None or needed is None:
+            return columns
+        if callable(columns):
+            return lambda name: columns(name) or needed(name)
+        named = {name.lower() for name in columns}
+        return lambda name: name.lower() in named or needed(name)
 
     def plan(
         self,
@@ -154,9 +167,7 @@ class ReadRequest:
                 return self._divided(listed, infos, table, dict.fromkeys(listed, 0), columns)
             schemas = {info.schema_number: info.schema for info in infos} or {0: self._schema_of_none(listed, before)}
             inexact = inexact_columns(self.files, infos, listed)
-            combined = Table(
-                schemas.values(), self.quarantine, self.columns, inexact, types=self.types, for_sql=for_sql
-            )
+            combined = Table(schemas.values(), self.quarantine, self._read, inexact, types=self.types, for_sql=for_sql)
             stored = (name for schema in schemas.values() for name in schema.names if name != layout.KEY)
             columns = outputs(combined.schema.names, self.columns, dict.fromkeys([*stored, *combined.partitions]))
             index = {number: at for at, number in enumerate(schemas)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 from pyspark.sql import Column
@@ -17,6 +17,12 @@ from jetcapture_py.errors import JetcaptureError
 def quoted(name: str) -> str:
     """Quote a column's name for Spark SQL."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def named_in(*sql: str) -> Callable[[str], bool]:
+    """Return a predicate for columns whose names occur anywhere in a text."""
+    text = "\n".join(sql).casefold()
+    return lambda name: name.casefold().replace("`", "``") in text
 
 
 def find(name: str, names: Sequence[str]) -> str | None:

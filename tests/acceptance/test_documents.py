@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Start = Callable[..., NatsServer]
-PYTHON = {"docs/buckets.md": 2, "docs/first-capture.md": 1, "docs/query.md": 5, "docs/spark.md": 4, "docs/table.md": 1}
+PYTHON = {"docs/buckets.md": 2, "docs/first-capture.md": 1, "docs/query.md": 5, "docs/spark.md": 5, "docs/table.md": 1}
 """Blocks of Python by page; a test here or in test_table.py runs each."""
 OTHERS = {".", "docker", "echo", "git", "helm", "kubectl", "nats-server", "python", "python3", "venv-pack"}
 """Programs of others that commands may call."""
@@ -130,10 +130,12 @@ def test_spark_reads_the_archive_alone_and_with_the_stream_as_one(
     exec(python("docs/spark.md", 0, archive), names)
     assert names["orders"].count() == 10
     assert re.search(r"\|\s*asia\|\s*10\|", capsys.readouterr().out)
-    exec(python("docs/spark.md", 1, archive).replace(SERVER, server.url), names)
+    exec(python("docs/spark.md", 1, archive), names)
+    assert names["last"].count() == 3
+    exec(python("docs/spark.md", 2, archive).replace(SERVER, server.url), names)
     assert names["orders"].count() == 30
     spark.dataSource.register(JetcaptureDataSource)
-    text = python("docs/spark.md", 2).replace("/etc/jetcapture/config.yaml", f"{tmp_path}/config.yaml")
+    text = python("docs/spark.md", 3).replace("/etc/jetcapture/config.yaml", f"{tmp_path}/config.yaml")
     text = text.replace("/var/lib/spark/orders", f"{tmp_path}/checkpoint").replace('"orders"', '"of_page"')
     exec(text.replace("2024-05-01", "2020-05-01"), names)
     try:
@@ -155,7 +157,7 @@ def test_the_page_on_spark_reads_and_writes_a_stream_live(
         return await read_stream(server.url, "COPY")
 
     assert asyncio.run(copied()) == []
-    snippet = python("docs/spark.md", 3).replace(SERVER, server.url)
+    snippet = python("docs/spark.md", 4).replace(SERVER, server.url)
     names: dict[str, Any] = {"spark": spark}
     spark.dataSource.register(NatsDataSource)
     exec(snippet.replace("/var/lib/spark/copy", str(tmp_path / "checkpoint")), names)

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
 from jetcapture_py.maintain.compact import CompactionSettings
-from spark_jobs.archive import read_archive
+from spark_jobs.archive import read_archive, read_latest
 from spark_jobs.compact import compact
 from spark_jobs.replay import replay
 from tests.integration.spark.conftest import HOUR, Archive
@@ -82,6 +82,8 @@ def _check_archive(spark: SparkSession, url: str, **how: Any) -> None:
     _same(_rows(read_archive(spark, url, "ORDERS", **how).select(*wanted)), expected)
     part = read_archive(spark, url, "ORDERS", start=RFC3339[1], end="2026-05-01T13:00:00Z", keys=["eu", None], **how)
     _same(_rows(part.select(*wanted[:6])), first[1:])  # in this part, no column has drifted
+    newest = read_latest(spark, url, "ORDERS", by="key", deleted="number = 4", columns=["_nats_seq"], **how)
+    _same(_rows(newest), [(3,), (6,)])
 
 
 def _check_live(spark: SparkSession, archive: str, url: str, stream: str) -> None:

@@ -99,6 +99,19 @@ def test_rows_are_printed_as_a_table_csv_or_json_and_what_cannot_be_is_one_line(
     assert capsys.readouterr().out == "stage,error\ndecode,truncated\n"
 
 
+def test_latest_is_a_view_of_the_newest_row_of_each_key(orders: Archive, capsys: pytest.CaptureFixture[str]) -> None:
+    sql = "SELECT amount FROM latest ORDER BY amount"
+    for options, expected in (
+        (["--by", "key"], "2.5,10.0,100.0"),
+        (["--by", "1 = 1", "--order", "-amount"], "1.5"),
+        (["--by", "key", "--by", "date", "--deleted", "key IS NULL", "--engine", "arrow"], "2.5,10.0"),
+    ):
+        assert main([orders.url, "ORDERS", sql, "--format", "csv", *options]) == 0
+        assert capsys.readouterr().out.split() == ["amount", *expected.split(",")]
+    assert main([orders.url, "ORDERS", sql, "--by", "place"]) == 1
+    assert re.fullmatch(r"query: by: place: \[UNRESOLVED_COLUMN.*\n", capsys.readouterr().err)
+
+
 def test_parquet_goes_to_a_directory_and_never_over_another(
     orders: Archive, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -325,6 +338,7 @@ USAGE: tuple[tuple[Any, tuple[str, ...], str], ...] = (
     (query, ("S", "--servers", "nats://a"), "--servers needs --to-nats"),
     (query, ("S", "--context", ""), "--context needs --to-nats"),
     (query, ("S", "--format", "parquet"), "--format parquet needs --output"),
+    (query, ("S", "--order", "amount"), "--order needs --by"),
     (query, ("S", *TO_NATS, "--format", "csv"), "--to-nats cannot be combined with --format or --output"),
     (query, ("S", *TO_NATS, "--output", "a.txt"), "--to-nats cannot be combined with --format or --output"),
     (compact, ("--target-size", "1G"), "expected a size in GiB"),

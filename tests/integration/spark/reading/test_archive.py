@@ -5,6 +5,7 @@ That each message is read once, with its values, whatever the objects are, is in
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
@@ -25,10 +26,11 @@ from jetcapture_py.archive.bundles import bundle_of
 from jetcapture_py.archive.footer import SchemaReader
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.store.archive import IF_DAMAGED
-from spark_jobs.archive import archive_view, read_archive
+from spark_jobs.archive import Engine, archive_view, read_archive, read_latest
 from spark_jobs.job import spark_error
 from tests.integration.spark.conftest import HOUR, Archive
 from tests.support.archives import encoded, lay_out, put
+from tests.support.latest import described, fill, newest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -201,6 +203,70 @@ def test_only_objects_that_store_another_type_are_read_in_workers(spark: SparkSe
     archive_view(spark, archive.url, "ORDERS", "typed", types={"n": "bigint"})
     assert spark.sql("SELECT sum(n), count(*) FROM typed").collect() == [(52, 6)]
     spark.catalog.dropTempView("typed")
+
+
+# ---------------------------------------------------------------------- the newest row of each key
+
+
+@pytest.mark.parametrize(
+    ("seed", "engine"),
+    [(1, "spark"), (2, "arrow"), *(pytest.param(seed, "spark", marks=pytest.mark.exhaustive) for seed in range(3, 12))],
+)
+def test_the_newest_row_of_each_key_is_that_of_a_model(
+    spark: SparkSession, archive: Archive, seed: int, engine: Engine
+) -> None:
+    rows = fill(archive, random.Random(seed))
+    for by, order, deleted in (
+        ("id", "_nats_seq", None),
+        (["op", "id"], "version", None),
+        (["id"], "version", "d"),
+    ):
+        condition = None if deleted is None else f"op = '{deleted}'"
+        how: dict[str, Any] = {"by": by, "order": order, "deleted": condition, "engine": engine}
+        for dedupe in ("auto", "full"):
+            read = read_latest(spark, archive.url, "ORDERS", **how, dedupe=dedupe).toArrow()
+            assert described(read) == newest(rows, [by] if isinstance(by, str) else by, order, deleted)
+
+
+def test_the_newest_rows_have_the_columns_of_a_read_and_the_key_reaches_the_objects(
+    spark: SparkSession, archive: Archive
+) -> None:
+    archive.write([1, 2], id=[1, 1], after=[{"id": 7}, None], before=[None, {"id": 7}], size=[1, 2], op=["c", "d"])
+    archive.write(
+        [3], id=[2], after=[{"id": 8}], before=pa.nulls(1), size=[3], op=["c"], clock=pa.array([1], pa.time64("us"))
+    )
+    how: dict[str, Any] = {"by": "coalesce(after.id, before.id)", "columns": ["SIZE"]}
+    frame = read_latest(spark, archive.url, "ORDERS", **how)
+    assert (frame.columns, sorted(frame.collect())) == (["SIZE"], [(2,), (3,)])
+    assert read_latest(spark, archive.url, "ORDERS", **how, deleted="op = 'd'").collect() == [(3,)]
+    end = "2026-05-01T12:00:00.000002Z"
+    assert read_latest(spark, archive.url, "ORDERS", **how, end=end).collect() == [(1,)]
+    frame = read_latest(spark, archive.url, "ORDERS", by="id", columns=["id", "size"]).where("id = 1")
+    assert "PushedFilters: [IsNotNull(id), EqualTo(id,1)]" in plan(frame)
+    assert frame.collect() == [(1, 2)]
+
+
+WRONG: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"by": []}, "by: expected at least one column or expression"),
+    ({"by": ["id", "ids"]}, r"by: ids: \[UNRESOLVED_COLUMN.WITH_SUGGESTION\] .*"),
+    ({"by": "max(id)"}, r"by: max\(id\): \[INVALID_WHERE_CONDITION\] .*"),
+    ({"by": "explode(array(id))"}, r"by: explode\(array\(id\)\): \[UNSUPPORTED_GENERATOR.OUTSIDE_SELECT\] .*"),
+    ({"by": "map(id, 1)"}, r"by: map\(id, 1\): \[DATATYPE_MISMATCH.INVALID_ORDERING_TYPE\] .*"),
+    ({"by": "id", "order": "id DESC"}, r"order: id DESC: \[PARSE_SYNTAX_ERROR\] .*"),
+    ({"by": "id", "deleted": "id"}, r"deleted: id: \[DATATYPE_MISMATCH.FILTER_NOT_BOOLEAN\] .*"),
+    ({"by": "id", "columns": ["sizes"]}, "the archive has no column sizes; it has .*, size, .*"),
+)
+
+
+def test_a_wrong_expression_is_named_in_one_line(
+    spark: SparkSession, archive: Archive, capfd: pytest.CaptureFixture[str]
+) -> None:
+    archive.write([1], id=[1], size=[1])
+    for wrong, text in WRONG:
+        with pytest.raises(JetcaptureError) as raised:
+            read_latest(spark, archive.url, "ORDERS", **wrong)
+        assert re.fullmatch(text, str(raised.value))
+    assert capfd.readouterr().err == ""
 
 
 # ---------------------------------------------------------------------- arguments and errors
