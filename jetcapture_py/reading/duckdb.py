@@ -219,6 +219,7 @@ class ArchiveViews:
 
     def create_latest(self, name: str, plan: ReadPlan, latest: Latest) -> None:
         """Create or replace a view of the newest row of each key in a plan. Raises JetcaptureError."""
+        self.check(plan, latest)
         self.plans[name] = plan
         self._create(name, self._latest(plan, latest))
 
@@ -321,7 +322,6 @@ class ArchiveViews:
 
     def _latest(self, plan: ReadPlan, latest: Latest) -> str:
         """Return the SELECT of a plan's newest rows. Only the newest one's location by key is kept in memory."""
-        self._check(plan, latest)
         seq, time = _quoted(layout.SEQ), _quoted(layout.TIMESTAMP)
         if latest.order == layout.SEQ:
             lives = [f"(epoch_us({time}) >= {created})::INT" for created in new_lives(plan.files, plan.directory)]
@@ -339,7 +339,7 @@ class ArchiveViews:
             f"SELECT {_columns(plan)} FROM _nats_rows SEMI JOIN ({newest}) USING ({_COPY}){where}"
         )
 
-    def _check(self, plan: ReadPlan, latest: Latest) -> None:
+    def check(self, plan: ReadPlan, latest: Latest) -> None:
         """Raise JetcaptureError, which names the argument, for an expression that cannot be evaluated."""
         import duckdb
 

@@ -113,14 +113,19 @@ _FOUND, _KEPT, _HASH = "_nats_found", "_nats_kept", "_nats_hash"
 
 
 @contextmanager
-def newest_rows(request: ReadRequest, objects: Objects, latest: Latest) -> Iterator[NewestRows]:
-    """Find the newest rows of these objects, of which there may be none. Raises JetcaptureError, also in the block."""
+def newest_rows(request: ReadRequest, objects: Objects, latest: Latest, kept: pa.Schema) -> Iterator[NewestRows]:
+    """Find the newest rows of these objects, of which there may be none, with the columns of earlier rows too.
+
+    Raises JetcaptureError, also in the block.
+    """
     import duckdb
 
     with archive_views(remote=not request.files.local) as (connection, views):
         try:
             if objects:
-                views.create_latest(LATEST, request.plan(objects, for_sql=True), replace(latest, deleted=None))
+                plan = request.plan(objects, besides=kept, for_sql=True)
+                views.check(plan, latest)
+                views.create_latest(LATEST, plan, replace(latest, deleted=None))
             yield NewestRows(connection, latest, found=bool(objects))
         except duckdb.Error as error:
             raise views.explained(error) from error
@@ -140,7 +145,17 @@ class NewestRows:
 
     def schema(self, kept: pa.Schema) -> pa.Schema:
         """Return the columns of `merged`, without its own, for earlier rows with these ones."""
+        if not self._found:
+            return kept
         return self._merged("false", kept.empty_table()).drop_columns([NEW, GONE]).schema
+
+    def same_hashes(self, kept: pa.Schema) -> bool:
+        """Whether the key has the same types in `merged` and in earlier rows: others have other hashes."""
+        self._connection.register(_KEPT, kept.empty_table())
+        key = f"SELECT {self._by} FROM"
+        return not self._found or (
+            self._connection.sql(f"{key} {_KEPT}").types == self._connection.sql(f"{key} {_FOUND}").types
+        )
 
     def buckets(self, count: int) -> set[int]:
         """Return the buckets, of `count`, that have rows."""

@@ -146,6 +146,7 @@ class ReadRequest:
         objects: Objects | None = None,
         *,
         before: pa.Schema | None = None,
+        besides: pa.Schema | None = None,
         table: Table | None = None,
         for_sql: bool = False,
     ) -> ReadPlan:
@@ -153,7 +154,8 @@ class ReadRequest:
 
         An earlier listing `objects` is used first; if some have vanished, the archive is listed again. `before` are the
         columns of an archive without objects, which is an error otherwise. `table` has the result's columns; by
-        default, they are the union of the objects' columns, with `for_sql` without those that SQL cannot name.
+        default, they are the union of the objects' columns and those of `besides`, with `for_sql` without those that
+        SQL cannot name.
         """
         lists = [] if objects is None else [objects]
 
@@ -167,8 +169,9 @@ class ReadRequest:
                 return self._divided(listed, infos, table, dict.fromkeys(listed, 0), columns)
             schemas = {info.schema_number: info.schema for info in infos} or {0: self._schema_of_none(listed, before)}
             inexact = inexact_columns(self.files, infos, listed)
-            combined = Table(schemas.values(), self.quarantine, self._read, inexact, types=self.types, for_sql=for_sql)
-            stored = (name for schema in schemas.values() for name in schema.names if name != layout.KEY)
+            every = [*schemas.values(), *([] if besides is None else [besides])]
+            combined = Table(every, self.quarantine, self._read, inexact, types=self.types, for_sql=for_sql)
+            stored = (name for schema in every for name in schema.names if name != layout.KEY)
             columns = outputs(combined.schema.names, self.columns, dict.fromkeys([*stored, *combined.partitions]))
             index = {number: at for at, number in enumerate(schemas)}
             schema_of = {info.name: index[info.schema_number] for info in infos}

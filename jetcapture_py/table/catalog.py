@@ -115,7 +115,8 @@ def open_table(
                 if not _has_no_tables(error):
                     raise
         if loaded is not None:
-            _refuse_other(loaded, name, content)
+            refuse_other(loaded, name, content)
+            _refuse_partitions(loaded, name)
         try:
             with explained(f"cannot keep table {name}"):
                 yield ArchiveTable(
@@ -141,13 +142,16 @@ def root_url(archive: ArchiveFiles) -> str:
     return f"{archive.url.rstrip('/')}/"
 
 
-def _refuse_other(table: Table, name: str, content: str) -> None:
-    """Raise JetcaptureError for a table with other content or partitions."""
-    from pyiceberg.transforms import DayTransform
-
+def refuse_other(table: Table, name: str, content: str) -> None:
+    """Raise JetcaptureError for a table with other content."""
     if (other := table.properties.get(CONTENT)) != content:
         whose = f"of {other}" if other else "not made by jetcapture"
         raise JetcaptureError(f"table {name} is {whose}: it is left as it is; use another name")
+
+
+def _refuse_partitions(table: Table, name: str) -> None:
+    from pyiceberg.transforms import DayTransform
+
     if [type(field.transform) for field in table.spec().fields] != [DayTransform]:
         fields = ", ".join(field.name for field in table.spec().fields) or "nothing"
         raise JetcaptureError(f"table {name} is partitioned by {fields}, and not by day: {AGAIN}")
@@ -213,10 +217,11 @@ def explained(problem: str) -> Iterator[None]:
 
 
 def is_refused(error: Exception) -> bool:
-    """Whether a commit lost against another process."""
-    from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
+    """Whether a commit lost against another process, which may have dropped the table."""
+    from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 
-    return isinstance(error, CommitFailedException | TableAlreadyExistsError) or "database is locked" in str(error)
+    lost = (CommitFailedException, NoSuchTableError, TableAlreadyExistsError)
+    return isinstance(error, lost) or "database is locked" in str(error)
 
 
 def _has_no_tables(error: Exception) -> bool:

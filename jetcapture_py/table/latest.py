@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,17 +26,16 @@ import pyarrow.parquet as pq
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.arrays import Mask
 from jetcapture_py.archive.removed import Expired
-from jetcapture_py.compaction.inventory import PathSet
 from jetcapture_py.config.maintain import LatestConfig
 from jetcapture_py.config.model import Config
-from jetcapture_py.errors import ConflictError, JetcaptureError
+from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.duckdb import version
 from jetcapture_py.reading.latest import GONE, NEW, newest_rows
-from jetcapture_py.reading.plan import Objects, ReadRequest, list_objects
+from jetcapture_py.reading.plan import ReadRequest, list_objects
 from jetcapture_py.reading.selection import Latest
 from jetcapture_py.retry import retried_on_conflict
 from jetcapture_py.store.archive import ArchiveFiles
-from jetcapture_py.table.catalog import DIRECTORY, explained, is_refused, open_catalog, root_url
+from jetcapture_py.table.catalog import CONTENT, DIRECTORY, explained, is_refused, open_catalog, refuse_other, root_url
 from jetcapture_py.table.commit import SNAPSHOT_AGE
 from jetcapture_py.text import plural
 
@@ -111,23 +110,31 @@ class _LatestTables:
     def __init__(self, config: Config, archive: ArchiveFiles, given: LatestConfig, catalog: Catalog) -> None:
         self._archive, self._given, self._catalog = archive, given, catalog
         self._stream = config.source.stream
-        self._names = [given.name, f"{given.name}_deleted"][: 1 if given.deleted is None else 2]
+        self._names, self._unused = [given.name], [f"{given.name}_deleted"]
+        if given.deleted is not None:
+            self._names, self._unused = self._names + self._unused, []
+        self._content = f"newest rows of stream {self._stream}"
         # another version of DuckDB may have other hashes
         self._rule = json.dumps([self._stream, *given.by, given.deleted, version()])
 
-    def _load(self) -> list[Table]:
-        """Return the tables that exist. Raises JetcaptureError for one that is not jetcapture's."""
+    def _load(self, names: Sequence[str]) -> list[Table]:
+        """Return those of these tables that exist. Raises JetcaptureError for one that has other rows."""
         from pyiceberg.exceptions import NoSuchTableError
 
         tables = []
-        for name in self._names:
+        for name in names:
             with suppress(NoSuchTableError):
                 tables.append(self._catalog.load_table(name))
-                if _RULE not in tables[-1].properties:
+                refuse_other(tables[-1], name, self._content)
+                if tables[-1].location() != self._location(name):
                     raise JetcaptureError(
-                        f"table {name} is not one of newest rows: it is left as it is; use another name"
+                        f"table {name} is of another archive than {self._archive.shown}: it is left as it is; use "
+                        "another name, or drop it from its catalog if the archive was moved"
                     )
         return tables
+
+    def _location(self, name: str) -> str:
+        return f"{root_url(self._archive)}{DIRECTORY}/{name}"
 
     def _create(self, name: str) -> None:
         """Create an empty table, unless it exists."""
@@ -140,10 +147,10 @@ class _LatestTables:
         self._catalog.create_table_if_not_exists(
             name,
             Schema(NestedField(1, BUCKET, IntegerType(), required=False)),
-            location=f"{root_url(self._archive)}{DIRECTORY}/{name}",
+            location=self._location(name),
             partition_spec=PartitionSpec(PartitionField(1, PARTITION_FIELD_ID_START, IdentityTransform(), BUCKET)),
             properties={
-                _RULE: "",
+                CONTENT: self._content,
                 "commit.retry.num-retries": "0",  # a concurrent commit changes the rows
                 "write.metadata.delete-after-commit.enabled": "true",
                 "write.metadata.previous-versions-max": "20",
@@ -152,55 +159,74 @@ class _LatestTables:
 
     def drop(self) -> list[str]:
         """Drop the tables with all of their files; return their directories, relative to the archive's root."""
-        for table in self._load():
-            self._catalog.drop_table(table.name())
-        directories = [f"{DIRECTORY}/{name}" for name in self._names]
-        for file in list(self._archive.below(*directories)):
+        self._load(self._names)  # refuses those of others
+        return [*map(self._drop, self._names), *self._drop_unused()]
+
+    def _drop_unused(self) -> list[str]:
+        """Drop the table of deleted keys that was made before `deleted` was left out, if any."""
+        tables: list[Table] = []
+        with suppress(JetcaptureError):  # of others
+            tables = self._load(self._unused)
+        return [self._drop(name) for name in self._unused if tables]
+
+    def _drop(self, name: str) -> str:
+        from pyiceberg.exceptions import NoSuchTableError
+
+        with suppress(NoSuchTableError):
+            self._catalog.drop_table(name)
+        directory = f"{DIRECTORY}/{name}"
+        for file in list(self._archive.below(directory)):
             self._archive.remove(file)
-        return directories
+        return directory
 
     def planned(self) -> LatestResult:
         """Return what a pass would read."""
-        tables = self._load()
-        _, new = self._objects(tables, anew=self._is_outdated(tables))
-        return self._result(tables, objects=len(new))
+        tables = self._load(self._names)
+        known = self._known(tables) or ()
+        listed = list_objects(self._archive, self._stream).values()
+        return self._result(tables, objects=sum(file.path not in known for file in listed))
 
     def update(self) -> LatestResult:
         """Read new objects, and rewrite the buckets in which they have newer rows, or in which rows have expired."""
         for name in self._names:
             self._create(name)
-        tables = self._load()
+        tables = self._load(self._names)
+        known = self._known(tables)
         try:
-            return self._update(tables, anew=self._is_outdated(tables))
+            return self._update(tables, known)
         except _AnewError:
-            return self._update(tables, anew=True)
+            return self._update(tables, None)
 
-    def _is_outdated(self, tables: Sequence[Table]) -> bool:
-        """Whether the tables have other rules, or, after a pass that was killed, differ in their buckets."""
-        rules = [table.properties[_RULE] for table in tables]
+    def _known(self, tables: Sequence[Table]) -> set[str] | None:
+        """Return the paths of the objects that earlier passes have read; None if the tables cannot be continued.
+
+        They have other rules, or, after a pass that was killed, differ in their buckets, or lack the list.
+        """
+        rules = [table.properties.get(_RULE) for table in tables]
         buckets = {table.properties.get(_BUCKETS) for table in tables}
-        return rules != [self._rule] * len(self._names) or len(buckets) != 1
+        snapshot = tables[0].current_snapshot() if tables else None
+        if rules != [self._rule] * len(self._names) or len(buckets) != 1 or not (snapshot and snapshot.summary):
+            return None
+        with suppress(FileNotFoundError), tables[0].io.new_input(snapshot.summary[_OBJECTS] or "").open() as file:
+            return set(pq.read_table(pa.BufferReader(file.read()))["path"].to_pylist())
+        return None
 
-    def _objects(self, tables: Sequence[Table], *, anew: bool) -> tuple[Objects, Objects]:
-        """Return the archive's objects, and those that no earlier pass has read, or all if `anew`."""
-        known: set[str] = set()
-        if not anew and (snapshot := tables[0].current_snapshot()) and snapshot.summary:
-            with tables[0].io.new_input(snapshot.summary[_OBJECTS] or "").open() as file:
-                known.update(pq.read_table(pa.BufferReader(file.read()))["path"].to_pylist())
-        listed = list_objects(self._archive, self._stream)
-        return listed, {name: file for name, file in listed.items() if file.path not in known}
-
-    def _update(self, tables: Sequence[Table], *, anew: bool) -> LatestResult:
-        listed, new = self._objects(tables, anew=anew)
+    def _update(self, tables: Sequence[Table], known: set[str] | None) -> LatestResult:
+        anew, listed = known is None, list_objects(self._archive, self._stream)
+        if anew:
+            self._drop_unused()
+        new = {name: file for name, file in listed.items() if known is None or file.path not in known}
         expired = self._archive.expired(self._stream)
         due = set() if anew or expired is None else _buckets_before(tables, expired.until)
-        if not new and not due:
+        if not new and not due and not (anew and _total(tables, "total-records")):
             return self._result(tables)
         request = ReadRequest(files=self._archive, stream=self._stream, dedupe="none")  # copies change nothing
         latest = Latest(by=self._given.by, order=layout.TIMESTAMP, deleted=self._given.deleted)
         changes = [_Change(table, anew=anew) for table in tables]
         try:
-            with newest_rows(request, new, latest) as rows:
+            with newest_rows(request, new, latest, changes[0].columns) as rows:
+                if not anew and not rows.same_hashes(changes[0].columns):
+                    raise _AnewError
                 count = self._bucket_count(tables, rows.count, anew=anew)
                 schema = rows.schema(changes[0].columns)
                 for change in changes:
@@ -217,9 +243,6 @@ class _LatestTables:
             for change in changes:
                 change.discard()
             raise
-        if self._archive.erased(self._stream) and not self._has(new):
-            self.drop()
-            raise ConflictError(f"messages were erased while table {self._names[0]} was written")
         written = sum(len(change.added) for change in changes)
         return self._result([change.table for change in changes], objects=len(new), written=written)
 
@@ -228,25 +251,24 @@ class _LatestTables:
         if anew:
             return min(_MAX_BUCKETS, max(1, found // _ROWS))
         count = int(tables[0].properties[_BUCKETS])
-        if count < _MAX_BUCKETS and self._result(tables).rows > count * _MAX_ROWS:
+        if count < _MAX_BUCKETS and _total(tables, "total-records") > count * _MAX_ROWS:
             raise _AnewError
         return count
 
-    def _has(self, objects: Objects) -> bool:
-        """Whether the archive still has these objects."""
-        present = PathSet(self._archive.paths(self._stream))
-        return present.issuperset_of(PathSet(file.path for file in objects.values()))
-
     def _result(self, tables: Sequence[Table], *, objects: int = 0, written: int = 0) -> LatestResult:
-        snapshot = tables[0].current_snapshot() if tables else None
-        totals = dict(snapshot.summary.additional_properties) if snapshot and snapshot.summary else {}
         return LatestResult(
             name=self._names[0],
-            rows=int(totals.get("total-records", 0)),
-            files=int(totals.get("total-data-files", 0)),
+            rows=_total(tables[:1], "total-records"),
+            files=_total(tables[:1], "total-data-files"),
             objects=objects,
             written=written,
         )
+
+
+def _total(tables: Iterable[Table], name: str) -> int:
+    """Return a total of the current snapshots."""
+    snapshots = [snapshot for table in tables if (snapshot := table.current_snapshot()) is not None]
+    return sum(int(snapshot.summary[name] or 0) for snapshot in snapshots if snapshot.summary)
 
 
 def _buckets_before(tables: Sequence[Table], end: datetime) -> set[int]:
@@ -294,9 +316,9 @@ class _Change:
 
         if self._anew:
             with self._tx.update_schema(allow_incompatible_changes=True) as update:
-                for name in self._loaded.schema().column_names:
-                    if "." not in name and name != BUCKET:
-                        update.delete_column(name)
+                for field in self._loaded.schema().fields:
+                    if field.name != BUCKET:
+                        update.delete_column(field.name)
         try:
             with self._tx.update_schema() as update:
                 update.union_by_name(schema.remove_metadata())
