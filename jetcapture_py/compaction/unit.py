@@ -24,6 +24,7 @@ from jetcapture_py.compaction.files import Files
 from jetcapture_py.compaction.merge import read_rows, survey
 from jetcapture_py.compaction.plan import (
     OPEN,
+    REPLACING,
     TOLERANCE,
     Source,
     Span,
@@ -108,6 +109,14 @@ class Failed:
 Outcome = Merged | Skipped | Failed
 
 
+class _ReplacedError(Exception):
+    """The result would be an object that an erasure or redecoding has replaced by one of the sources.
+
+    If that ran again, it would remove the result in favor of the source, and compaction the source in favor of the
+    result.
+    """
+
+
 def compact_unit(files: Files, spec: CompactionSpec, sources: Sequence[Source]) -> list[Outcome]:
     """Compact the objects of one unit. Errors are outcomes, so that other units continue."""
     outcomes = _attempted(partial(_outcomes, files, spec, sources))
@@ -120,6 +129,8 @@ def _attempted(work: Callable[[], T]) -> T | Skipped | Failed:
         return work()
     except VanishedError:
         return Skipped(CHANGED)
+    except _ReplacedError:
+        return Skipped(REPLACING)
     except Exception as error:
         return Failed(str(error) if isinstance(error, JetcaptureError) else one_line(error))
 
@@ -277,6 +288,8 @@ class _Compaction:
                 encoded, end = self._encode(begin, span.end)
                 if end >= before:
                     break
+            if any(encoded.name.digest in source.details.replaces for source in self._unit.sources):
+                raise _ReplacedError
             stored = self._existing.get(encoded.name.path) or put(self._files, encoded)
             check(self._files, stored, self._survey.rows(begin, end), self._survey.check(begin, end))
             yield stored
