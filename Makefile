@@ -25,7 +25,7 @@ FOR_SITE = $(SITE_ENV)/installed
 USABLE = import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL = help
-.PHONY: help demo test test-exhaustive nightly test-lowest lint bench chaos clean dist docs site screenshots java
+.PHONY: help demo test test-exhaustive nightly test-lowest lint bench chaos simulate clean dist docs site screenshots java
 
 help:
 	@echo 'make demo    orders from a NATS server of its own to Parquet, Spark SQL and back; ARGS="--messages 5000"'
@@ -36,6 +36,7 @@ help:
 	@echo 'make lint    ruff, mypy and import-linter'
 	@echo 'make bench   the whole daemon beside others; ARGS="--sizes 1000 --runners limit jetcapture-json"'
 	@echo 'make chaos   break everything for a while, then check every message; MINUTES=30 SEED=1 ARGS="--cluster"'
+	@echo 'make simulate   every command beside every other on a simulated store, stopped at every step; SCHEDULES=100000 SEED=1'
 	@echo 'make docs    write the tables of docs/configuration.md, compatibility.md and kubernetes.md, and the dashboard'
 	@echo 'make site    the documents as a site, in build/site; fails for a broken link; ARGS=serve shows it'
 	@echo 'make screenshots   take the pictures of docs/images, in 17 minutes, with Chromium; ARGS="--minutes 5"'
@@ -79,6 +80,9 @@ bench: $(FOR_DEV)
 
 chaos: $(FOR_DEV) java
 	@$(RUN) tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+simulate: $(FOR_DEV)
+	@PYTHONHASHSEED=0 $(RUN) tests.simulation $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 docs: $(FOR_DEV)
 	@$(VENV)/bin/python docs/generate.py

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -19,10 +21,10 @@ from azure.storage.blob import BlobServiceClient
 from jetcapture_py import store
 from jetcapture_py.archive.layout import MARKER
 from jetcapture_py.store import Store, archive, open_store
+from tests.simulation.store import Answer, Files, Operation, SimulatedDriver
 from tests.support import azurite, gcs
 from tests.support import s3 as servers
 from tests.support.drivers import options_for
-from tests.support.simulated import SimulatedDriver
 from tests.support.versity import Versity, options
 
 S3_OPTIONS: dict[str, Any] = {
@@ -237,14 +239,19 @@ def local(tmp_path: Path) -> LocalPlace:
 
 @dataclass
 class SimulatedPlace(Place):
-    """What the port itself asks of a store."""
+    """The store of `make simulate`, without its scheduler."""
 
-    files: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    files: Files = field(default_factory=lambda: Files({}))
     url = "simulated://archive"
     options: Mapping[str, Any] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def objects(self) -> dict[str, bytes]:
-        return {path.removeprefix("archive/"): content for path, (content, _) in self.files.items()}
+        return {path.removeprefix("archive/"): file.content for path, file in self.files.files.items()}
+
+    def do(self, operation: Operation) -> Answer:
+        with self.lock:
+            return self.files.do(operation, time.time())
 
 
 @pytest.fixture
@@ -252,7 +259,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> SimulatedPlace:
     place = SimulatedPlace()
 
     def opened(url: str, options: Mapping[str, Any]) -> SimulatedDriver:
-        return SimulatedDriver(url.removeprefix("simulated://"), place.files)
+        return SimulatedDriver(url.removeprefix("simulated://"), place.do)
 
     monkeypatch.setattr(store, "open_driver", opened)
     monkeypatch.setattr(archive, "open_driver", opened)

@@ -1,0 +1,218 @@
+"""What runs in a simulation: the real commands on the simulated archive, in threads of their own."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, tzinfo
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+
+from jetcapture_py import store as stores
+from jetcapture_py import threads
+from jetcapture_py.archive.removed import Erased
+from jetcapture_py.archive.watermark import ConsumerWatermark, Filters, path
+from jetcapture_py.capture.encoding import without_erased
+from jetcapture_py.config.model import Config, parse
+from jetcapture_py.errors import JetcaptureError, StoreError
+from jetcapture_py.maintain import compact
+from jetcapture_py.maintain.passes import PassRequest, run_pass
+from jetcapture_py.reading import arrow
+from jetcapture_py.reading.arrow import read_planned
+from jetcapture_py.reading.plan import ReadRequest
+from jetcapture_py.rewriting import erase as erasure
+from jetcapture_py.rewriting.select import Condition
+from jetcapture_py.store import archive, change_note, object_file, open_store, read_erased
+from jetcapture_py.store.archive import open_archive
+from jetcapture_py.store.objects import ObjectStore
+from jetcapture_py.verify.examine import ObjectExaminer
+from jetcapture_py.verify.ranges import Sequences
+from jetcapture_py.verify.scan import survey
+from jetcapture_py.verify.scope import Removed
+from tests.simulation.catalogue import BEGIN, CREATED, FIRST, GRACE, KEEP, LAST, STREAM, batch, encoder
+from tests.simulation.scheduler import BY_THREAD, NOW, AtOnce, ask
+from tests.simulation.store import Operation, SimulatedDriver
+
+URL = "memory://archive"
+ERASED = 3
+"""The sequence that `erase` removes."""
+Outcome = tuple[Any, ...]
+
+
+def _config() -> Config:
+    maintain = {"compact": {"after": "0s", "grace": f"{GRACE}s", "target": "1MiB"}, "keep": f"{KEEP}s"}
+    source = {"stream": STREAM, "consumer": "archive"}
+    return parse({"source": source, "store": {"url": URL, "concurrency": 1}, "maintain": maintain})
+
+
+CONFIG = _config()
+REQUEST = PassRequest.of(CONFIG)
+
+
+def maintain() -> Outcome:
+    """Two passes, of which the second one removes what the first one replaced."""
+    return _passes(PassRequest(compact=REQUEST.compact))
+
+
+def expire() -> Outcome:
+    return _passes(PassRequest(compact=None, keep=REQUEST.keep), rounds=1)
+
+
+def _passes(request: PassRequest, rounds: int = 2) -> Outcome:
+    last = None
+    for number in range(rounds):
+        if number:
+            time.sleep(GRACE + 1)
+        last = run_pass(CONFIG, open_archive(URL, {}), request, last)
+    assert last is not None
+    return ("passed", last.waiting, tuple(last.errors))
+
+
+def erase() -> Outcome:
+    """Says what remains."""
+    work = erasure.erase(CONFIG, Condition(seqs=(ERASED, ERASED)), "a request")
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return ("erased", tuple(end.value.remaining))
+    raise AssertionError("it waits for something else than the store")
+
+
+def read() -> Outcome:
+    request = ReadRequest(files=open_archive(URL, {}), stream=STREAM)
+    rows = [
+        row
+        for part in read_planned(request.plan)
+        for row in zip(*(_column(part, name) for name in IDENTITY), strict=True)
+    ]
+    return ("read", tuple(sorted(rows)))
+
+
+IDENTITY = "_nats_seq", "_nats_timestamp"
+
+
+def _column(part: pa.RecordBatch, name: str) -> list[int]:
+    column: list[int] = part.column(name).cast(pa.int64()).to_pylist()
+    return column
+
+
+CAPTURES = {"write": (3, 4, LAST + 1, LAST + 2), "other": (LAST + 3, LAST + 4)}
+"""What is delivered to two captures."""
+
+
+def write() -> Outcome:
+    return _capture("write", (CAPTURES["write"][:2], CAPTURES["write"][2:], CAPTURES["write"][2:]))
+
+
+def other() -> Outcome:
+    return _capture("other", (CAPTURES["other"],))
+
+
+def _capture(consumer: str, deliveries: Sequence[tuple[int, ...]]) -> Outcome:
+    """Store what is delivered, acknowledge it, and move the watermark: as a capture does."""
+    store = open_store(URL, {})
+    erased = read_erased(store, STREAM, Erased())
+    _move(store, consumer, LAST)
+    ask(Operation("begin"))
+    for seqs in deliveries:
+        batches, _ = without_erased([batch(seqs)], erased)
+        if sum(part.num_rows for part in batches):
+            block = encoder(batches)
+            for attempt in range(3):
+                try:
+                    store.put(block.name, block.data)
+                    break
+                except StoreError:
+                    if attempt == 2:
+                        raise
+        ask(Operation("acknowledge", argument=seqs))
+    _move(store, consumer, CAPTURES[consumer][-1])
+    return ("stored",)
+
+
+def _move(store: ObjectStore, consumer: str, seq: int) -> None:
+    file, at = path(STREAM, consumer), datetime.fromtimestamp(BEGIN, UTC)
+    filters = (Filters(after=0, subjects=(f"{consumer}.>",)),)
+
+    def change(data: bytes | None) -> bytes:
+        before = 0 if data is None else ConsumerWatermark.decode(data, STREAM, file).seq
+        mark = ConsumerWatermark(
+            stream=STREAM, consumer=consumer, created=CREATED, seq=max(seq, before), time=at, filters=filters
+        )
+        return mark.encode()
+
+    change_note(store, file, change)
+
+
+def mark() -> Outcome:
+    watermark = open_archive(URL, {}).watermark(STREAM)
+    return ("marked", 0 if watermark is None else watermark.seq)
+
+
+def verify() -> Outcome:
+    """The sequences that verify counts as archived or removed on purpose."""
+    files = open_archive(URL, {})
+    scan = survey(ObjectExaminer(files, None, files.erased(STREAM)), STREAM, 1 << 40)
+    removed = Removed.read(files, STREAM, None)
+    accounted = Sequences.union(scan.sequences, removed.expired, removed.erased)
+    return ("counted", tuple(seq for seq in range(FIRST, LAST + 9) if accounted.count(seq, seq)))
+
+
+def refused(work: Callable[[], Outcome]) -> Callable[[], Outcome]:
+    """An error that the product explains ends an actor as well."""
+
+    def run() -> Outcome:
+        try:
+            return work()
+        except JetcaptureError as error:
+            return ("refused", type(error).__name__, str(error))
+
+    return run
+
+
+ACTORS: dict[str, Callable[[], Outcome]] = {
+    work.__name__: refused(work) for work in (maintain, expire, erase, read, write, other, mark, verify)
+}
+
+
+class _Moment(datetime):
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Any:
+        return datetime.fromtimestamp(time.time(), tz)
+
+
+@contextmanager
+def simulated() -> Iterator[None]:
+    """Give actors the simulated store and clock, and no threads of their own."""
+    real_time, real_sleep = time.time, time.sleep
+
+    def opened(url: str, options: object) -> SimulatedDriver:
+        return SimulatedDriver(url.removeprefix("memory://"), ask)
+
+    def is_actor() -> bool:
+        return threading.current_thread() in BY_THREAD
+
+    def sleep(seconds: float) -> None:
+        if is_actor():
+            ask(Operation("sleep", argument=seconds))
+        else:
+            real_sleep(seconds)
+
+    with ExitStack() as stack:
+        for owner, name, value in (
+            (stores, "open_driver", opened),
+            (archive, "open_driver", opened),
+            (time, "time", lambda: ask(NOW).value if is_actor() else real_time()),
+            (time, "sleep", sleep),
+            (random, "uniform", max),
+            (erasure, "datetime", _Moment),
+            (compact, "_AHEAD", 0),
+            *((module, "ThreadPoolExecutor", AtOnce) for module in (threads, compact, arrow, object_file)),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, value))
+        yield

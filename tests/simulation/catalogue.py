@@ -1,0 +1,82 @@
+"""Small archives: what a capture, or a command that was killed, may leave behind."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import pyarrow as pa
+
+from jetcapture_py.archive import layout
+from jetcapture_py.archive.layout import BlockId
+from jetcapture_py.archive.schema import ENVELOPE
+from jetcapture_py.archive.writer import EncodedBlock, Encoder
+from tests.simulation.store import StoredFile
+from tests.support.archives import encoded, lay_out
+
+STREAM = "ORDERS"
+CREATED, AGAIN = "2023-01-01T00:00:00Z", "2023-11-14T22:20:00Z"
+GRACE = 10
+INTERVAL = 900
+FIRST, LAST = 1, 5
+BUCKET = 1_700_000_100
+DAY = 86_400
+BEGIN = BUCKET + DAY
+"""When the archives begin to change."""
+KEEP = 30 * DAY
+Identity = tuple[int, int]
+
+
+def identity(seq: int, *, life: int = 0, bucket: int = BUCKET) -> Identity:
+    return seq, (bucket + life * 60) * 1_000_000 + seq
+
+
+@cache
+def block(seqs: Sequence[int], *, life: int = 0, bucket: int = BUCKET, key: str = "a") -> EncodedBlock:
+    created = AGAIN if life else CREATED
+    return encoded([identity(seq, life=life, bucket=bucket) for seq in seqs], bucket=bucket, key=key, created=created)
+
+
+def batch(seqs: Sequence[int]) -> pa.RecordBatch:
+    columns = {
+        layout.SEQ: pa.array(seqs, pa.int64()),
+        layout.TIMESTAMP: pa.array([identity(seq)[1] for seq in seqs], pa.timestamp("us", "UTC")),
+        layout.PAYLOAD: pa.array([b"%d" % seq for seq in seqs], pa.binary()),
+    }
+    arrays = [columns.get(field.name, pa.nulls(len(seqs), field.type)) for field in ENVELOPE]
+    return pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE)
+
+
+def encoder(batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
+    made = Encoder(stream=STREAM, interval=INTERVAL, compression="zstd", stream_created=CREATED, consumer="archive")
+    return made.encode(BlockId(key="a", bucket=BUCKET), "age", list(batches))
+
+
+def _bundles() -> list[EncodedBlock] | dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        keys = {identity(seq): "ab"[seq % 2] for seq in range(FIRST, LAST + 1)}
+        lay_out(root, keys, 1)
+        lay_out(root, {each: key for each, key in keys.items() if each[0] in (2, 3)}, 1)
+        return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*.parquet")}
+
+
+OLD = BUCKET - 60 * DAY
+ARCHIVES = {
+    "one": [block((1, 2, 3, 4, 5))],
+    "two": [block((1, 2, 3)), block((3, 4, 5))],
+    "three": [block((1, 2, 3)), block((2, 3, 4)), block((4, 5))],
+    "keys": [block((1, 3, 4), key="a"), block((3,), key="a"), block((2, 5), key="b")],
+    "bundles": _bundles(),
+    "lives": [block((1, 2, 3, 4)), block((1, 2), life=1), block((2, 5), life=1)],
+    "old": [block((1, 2), bucket=OLD), block((2,), bucket=OLD), block((3, 4, 5))],
+}
+"""In all but `bundles`, 3 and 4 have the key `a`, and a capture gets them again."""
+
+
+def files(name: str) -> dict[str, StoredFile]:
+    objects = ARCHIVES[name]
+    plain = objects if isinstance(objects, dict) else {each.name.path: each.data.to_pybytes() for each in objects}
+    return {f"archive/{path}": StoredFile(content, float(BEGIN - 3600)) for path, content in plain.items()}

@@ -1,0 +1,333 @@
+"""One schedule of actors on one archive, and a model that says what must be in it; it shares no code with the product.
+
+Messages are pairs of a sequence and a time, read from the objects with PyArrow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.simulation import catalogue
+from tests.simulation.actors import ACTORS, CAPTURES, ERASED, Outcome
+from tests.simulation.catalogue import BEGIN, DAY, GRACE, INTERVAL, KEEP, LAST, Identity
+from tests.simulation.scheduler import Actor, Ended, Run
+from tests.simulation.store import CHANGES, Answer, Files, Operation, StoredFile
+
+FAULTS = ("stop", "lost", "not done", "jump")
+"""The process ends; the operation is done, or not done, and its answer is lost; an hour passes."""
+HOUR = 3600.0
+LATER = float(BEGIN + 5 * DAY)
+"""When everything is run again."""
+SETTLING = ("write", "other", "expire", "erase", "maintain")
+"""What is run again in the end, if it ran before."""
+Content = Mapping[str, StoredFile]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Actors on an archive: whose turn it is for how many operations, then the rest of each; and what goes wrong."""
+
+    archive: str
+    actors: tuple[str, ...]
+    turns: tuple[tuple[int, int], ...]
+    """Numbers of an actor and of operations."""
+    faults: tuple[tuple[int, int, str], ...] = ()
+    """Number of an actor, of its operation, and one of `FAULTS`."""
+    conditional: bool = True
+    """Whether the store has conditional writes."""
+
+
+class ViolationError(AssertionError):
+    """What must not be."""
+
+
+@lru_cache(1 << 14)
+def contents(data: bytes) -> tuple[Identity, ...]:
+    table = pq.ParquetFile(pa.BufferReader(data)).read(["_nats_seq", "_nats_timestamp", "_nats_payload"])
+    rows = zip(*(table[name].cast(type_).to_pylist() for name, type_ in _COLUMNS.items()), strict=True)
+    found = []
+    for seq, time, payload in rows:
+        assert payload == b"%d" % seq
+        found.append((seq, time))
+    return tuple(found)
+
+
+_COLUMNS = {"_nats_seq": pa.int64(), "_nats_timestamp": pa.int64(), "_nats_payload": pa.binary()}
+
+
+def stored(files: Content) -> Counter[Identity]:
+    found: Counter[Identity] = Counter()
+    for path, file in files.items():
+        if path.endswith(".parquet"):
+            found.update(contents(file.content))
+    return found
+
+
+@dataclass
+class World:
+    """An archive while a schedule runs."""
+
+    schedule: Schedule
+    told: list[str] | None = None
+    now: float = float(BEGIN)
+    acked: set[Identity] = field(default_factory=set)
+    involved: set[str] = field(default_factory=set)
+    listed: dict[str, list[int]] = field(default_factory=dict)
+    """How often others had changed the archive each time that an actor listed objects."""
+    changes: Counter[str] = field(default_factory=Counter)
+    positions: dict[str, int] = field(default_factory=dict)
+    """Up to which sequence a capture that has begun has acknowledged everything."""
+
+    def __post_init__(self) -> None:
+        files, self.now, prepared = _prepared(self.schedule.archive)
+        self.files = Files(dict(files), conditional=self.schedule.conditional)
+        self.involved = {*self.schedule.actors, *prepared}
+        self.acked = set(stored(self.files.files))
+        self.used: list[bool] = []
+        """Whether each turn had all of its operations."""
+
+    # ------------------------------------------------------------------ the run
+
+    def run(self) -> None:
+        """Raises ViolationError."""
+        runs = [Run(_ACTORS[name], lambda: self.now) for name in self.schedule.actors]
+        self._faults = {(number, step): fault for number, step, fault in self.schedule.faults}
+        self._required: list[set[Identity]] = [set() for _ in runs]
+        try:
+            for number, count in self.schedule.turns:
+                self.used.append(self._turn(number, runs[number], count))
+            for number, run in enumerate(runs):
+                self._turn(number, run, 1 << 30)
+        finally:
+            for run in runs:
+                run.close()
+        self._settle()
+
+    def _turn(self, number: int, run: Run, count: int) -> bool:
+        for _ in range(count):
+            if run.over:
+                return False
+            self._step(number, run)
+        return True
+
+    def _step(self, number: int, run: Run) -> None:
+        operation, name = run.request, run.actor.name
+        assert isinstance(operation, Operation)
+        if not run.steps:
+            self._required[number] = self.required()
+        fault = self._faults.get((number, run.steps))
+        if fault == "stop":
+            self._tell(name, "is killed")
+            run.stopped = True
+            return
+        if fault == "jump":
+            self._tell(name, "waits for an hour")
+            self.now += HOUR
+        run.answer(self._done(name, operation, fault))
+        if isinstance(run.request, Ended):
+            self._tell(name, f"ends: {run.request.outcome}")
+            self._check_outcome(name, run.request.outcome, self._required[number])
+
+    def _done(self, name: str, operation: Operation, fault: str | None = None) -> Answer:
+        kind, path, argument = operation
+        if kind == "sleep":
+            self.now += argument
+            self._tell(name, f"sleeps {argument} s")
+            return Answer()
+        if kind == "acknowledge":
+            self._tell(name, f"acknowledges {argument}")
+            self.acked |= {catalogue.identity(seq) for seq in argument}
+            self.positions[name] = max(self.positions[name], *argument)
+            return Answer()
+        if kind == "begin":
+            self.positions.setdefault(name, LAST)
+            return Answer()
+        if kind in CHANGES and fault in ("lost", "not done"):
+            answer = Answer(error="lost")
+            if fault == "lost":
+                self.files.do(operation, self.now)
+        else:
+            answer = self.files.do(operation, self.now)
+        if self.told is not None:
+            rest = f" {argument[1] or ''}" if kind == "write" else ""
+            told = f" ({fault})" if fault and kind in CHANGES else ""
+            self._tell(
+                name, f"{kind} {path.removeprefix('archive/')}{rest}{told}{answer.error and f': {answer.error}'}"
+            )
+        if kind == "list" and path == f"archive/{catalogue.STREAM}":
+            self.listed.setdefault(name, []).append(self._others(name))
+        elif kind in CHANGES:
+            self.changes[name] += 1
+            self._check_state()
+        return answer
+
+    def _others(self, name: str) -> int:
+        return self.changes.total() - self.changes[name]
+
+    def _tell(self, name: str, line: str) -> None:
+        if self.told is not None:
+            self.told.append(f"{name}: {line}")
+
+    def _alone(self, name: str) -> Outcome:
+        """Run an actor to its end, and change what it changes."""
+        run = Run(_ACTORS[name], lambda: self.now)
+        try:
+            while not run.over:
+                assert isinstance(run.request, Operation)
+                run.answer(self._done(name, run.request))
+        finally:
+            run.close()
+        assert isinstance(run.request, Ended)
+        self._tell(name, f"ends: {run.request.outcome}")
+        outcome: Outcome = run.request.outcome
+        return outcome
+
+    # ------------------------------------------------------------------ the model
+
+    def gone(self) -> set[Identity]:
+        """Messages that may have been removed on purpose."""
+        return {each for each in self.acked if self._is_erased(each) or self._is_expired(each)}
+
+    def _is_erased(self, message: Identity) -> bool:
+        return "erase" in self.involved and message[0] == ERASED
+
+    def _is_expired(self, message: Identity) -> bool:
+        end = (message[1] // 1_000_000 // INTERVAL + 1) * INTERVAL
+        return "expire" in self.involved and end <= self.now - KEEP
+
+    def required(self) -> set[Identity]:
+        return self.acked - self.gone()
+
+    def _check_state(self) -> None:
+        """After a change: nothing is lost, and whoever reads now gets each message once."""
+        files = self.files.files
+        at = frozenset((path, file.content) for path, file in files.items())
+        key = (at, frozenset(self.acked), frozenset(self.involved), *sorted(self.positions.items()))
+        if key in _CHECKED:
+            return
+        required = self.required()
+        if lost := required - stored(files).keys():
+            raise ViolationError(f"lost: {sorted(lost)}")
+        self._check_read(observed("read", files), required, alone=True)
+        said = observed("mark", files)
+        if said[0] == "marked" and self.positions and said[1] > min(self.positions.values()):
+            raise ViolationError(f"the watermark is {said[1]}, captures are at {self.positions}")
+        self._check_proof()
+        _CHECKED.add(key)
+
+    def _check_read(self, outcome: Outcome, required: set[Identity], *, alone: bool) -> None:
+        if outcome[0] != "read":
+            if alone and required:
+                raise ViolationError(f"cannot be read: {outcome}")
+            return
+        counts = Counter[Identity](outcome[1])
+        if twice := [message for message, count in counts.items() if count > 1]:
+            raise ViolationError(f"read twice: {twice}")
+        if left_out := required - counts.keys():
+            raise ViolationError(f"not read: {sorted(left_out)}")
+
+    def _check_outcome(self, name: str, outcome: Outcome, required: set[Identity]) -> None:
+        if name == "read":
+            self._check_read(outcome, required & self.required(), alone=False)
+        elif outcome == ("erased", ()) and self.listed[name][-2] == self._others(name):  # the last one is no search
+            there = [message for message in stored(self.files.files) if message[0] == ERASED]
+            if there:
+                raise ViolationError(f"the certificate says that nothing remains: {there}")
+
+    def _check_proof(self) -> None:
+        files = self.files.files
+        counted, gone = observed("verify", files), {seq for seq, _ in self.gone()}
+        if counted[0] != "counted":
+            raise ViolationError(f"cannot be verified: {counted}")
+        if self.schedule.archive == "lives":  # what is counted without a server is of any life
+            return
+        seqs = set(counted[1])
+        there = {seq for seq, _ in stored(files)}
+        if wrong := seqs - there - gone:
+            raise ViolationError(f"verify counts what is not there: {wrong}")
+        if missed := {seq for seq, _ in self.required()} - seqs:
+            raise ViolationError(f"verify misses what is there: {missed}")
+
+    # ------------------------------------------------------------------ the end
+
+    def _settle(self) -> None:
+        """Run everything again until nothing is left to do."""
+        self._tell("the end", "everything is run again")
+        self.now = LATER
+        self.files.files = {path: StoredFile(file.content, self.now - DAY) for path, file in self.files.files.items()}
+        chosen = [name for name in SETTLING if name in {*self.involved, "maintain"}]
+        key = (frozenset(self.files.files.items()), tuple(chosen), frozenset(self.acked))
+        if self.told is None and key in _SETTLED:
+            return
+        for name in filter(CAPTURES.__contains__, chosen):  # messages without an acknowledgement come again
+            self._alone(name)
+        for _ in range(4):
+            before = {path: file.content for path, file in self.files.files.items()}
+            for name in chosen:
+                if name not in CAPTURES:
+                    self._check_outcome(name, self._alone(name), set())
+            if before == {path: file.content for path, file in self.files.files.items()}:
+                break
+            self.now += GRACE + 1
+        else:
+            raise ViolationError("it does not come to an end")
+        found = stored(self.files.files)
+        if there := [message for message in found if self._is_erased(message)]:
+            raise ViolationError(f"erased, and still stored: {there}")
+        if there := [message for message in found if self._is_expired(message)]:
+            raise ViolationError(f"expired, and still stored: {there}")
+        if copies := [message for message, count in found.items() if count > 1]:
+            raise ViolationError(f"copies are left: {copies}")
+        self._check_state()
+        _SETTLED.add(key)
+
+
+_CHECKED: set[tuple[object, ...]] = set()
+_SETTLED: set[tuple[object, ...]] = set()
+_ACTORS = {name: Actor(name, work) for name, work in ACTORS.items()}
+_OBSERVED: dict[tuple[str, frozenset[tuple[str, bytes]]], Outcome] = {}
+
+
+def observed(name: str, files: Content) -> Outcome:
+    """What an actor that changes nothing says of these files."""
+    key = (name, frozenset((path, file.content) for path, file in files.items()))
+    if key not in _OBSERVED:
+        run = Run(_ACTORS[name], lambda: LATER)
+        store = Files({path: StoredFile(file.content, float(BEGIN)) for path, file in files.items()})
+        try:
+            while not run.over:
+                assert isinstance(run.request, Operation)
+                run.answer(store.do(run.request, LATER))
+        finally:
+            run.close()
+        assert isinstance(run.request, Ended)
+        _OBSERVED[key] = run.request.outcome
+    return _OBSERVED[key]
+
+
+KILLED = {"tombstone": ("two", "erase", 1), "merged": ("three", "maintain", 1), "expiring": ("old", "expire", 1)}
+"""Archives with an actor that was killed after so many changes."""
+PLAYERS = ("maintain", "expire", "erase", "read", "write", "other")
+ARCHIVES = (*catalogue.ARCHIVES, *KILLED)
+
+
+@cache
+def _prepared(archive: str) -> tuple[Content, float, tuple[str, ...]]:
+    """The files of an archive, the time, and who has changed it."""
+    if archive not in KILLED:
+        return catalogue.files(archive), float(BEGIN), ()
+    origin, name, count = KILLED[archive]
+    store, now = Files(catalogue.files(origin)), float(BEGIN)
+    run = Run(_ACTORS[name], lambda: now)
+    while count:
+        assert isinstance(run.request, Operation)
+        count -= run.request.kind in CHANGES
+        run.answer(store.do(run.request, now))
+    run.close()
+    return store.files, now, (name,)

@@ -1,0 +1,31 @@
+"""Every command beside every other on the simulated store, stopped at every step; `make simulate` runs more of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.simulation.actors import simulated
+from tests.simulation.schedules import at_random, interleavings, run
+
+
+@pytest.fixture(autouse=True)
+def _simulated() -> Iterator[None]:
+    with simulated():
+        yield
+
+
+@pytest.mark.parametrize("archive", ["keys", "tombstone"])
+def test_every_interleaving_of_compaction_and_erasure(archive: str) -> None:
+    assert sum(1 for _ in interleavings(archive, ("maintain", "erase"), conditional=True)) > 1000
+
+
+@pytest.mark.parametrize("archive", ["two"])
+def test_every_interleaving_of_compaction_and_a_capture(archive: str) -> None:
+    assert sum(1 for _ in interleavings(archive, ("maintain", "write"), conditional=True)) > 1000
+
+
+def test_schedules_at_random() -> None:
+    for seed in range(100):
+        run(at_random(seed))
