@@ -138,7 +138,9 @@ class Latest:
     def __post_init__(self) -> None:
         """Raises JetcaptureError."""
         object.__setattr__(self, "by", [self.by] if isinstance(self.by, str) else list(self.by))
-        if not self.by:
+        if self.order.strip(' "`').lower() == layout.SEQ:
+            object.__setattr__(self, "order", layout.SEQ)
+        if not self.by or not all(expression.strip() for expression in self.by):
             raise JetcaptureError("by: expected at least one column or expression")
 
 

@@ -31,7 +31,7 @@ from jetcapture_py.config.model import Config
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.duckdb import version
 from jetcapture_py.reading.latest import GONE, NEW, newest_rows
-from jetcapture_py.reading.plan import ReadRequest, list_objects
+from jetcapture_py.reading.plan import Objects, ReadRequest, list_objects
 from jetcapture_py.reading.selection import Latest
 from jetcapture_py.retry import retried_on_conflict
 from jetcapture_py.store.archive import ArchiveFiles
@@ -50,6 +50,8 @@ _RULE, _BUCKETS, _OBJECTS = "jetcapture.latest", "jetcapture.buckets", "jetcaptu
 """Properties of a table: its rule, and its number of buckets. In a snapshot's summary: its list of objects."""
 _ROWS, _MAX_ROWS = 50_000, 200_000
 """Rows of a bucket when the tables are made, and, on average, when they are made again with more buckets."""
+_BYTES, _MAX_BYTES = 32 << 20, 128 << 20
+"""The same for its bytes in files. A bucket is in memory: 32 MiB of payloads of 40 KB took 1 GB."""
 _MAX_BUCKETS = 4096
 
 
@@ -114,6 +116,8 @@ class _LatestTables:
         if given.deleted is not None:
             self._names, self._unused = self._names + self._unused, []
         self._content = f"newest rows of stream {self._stream}"
+        self._least = 1
+        """Number of buckets when the tables are made again."""
         # another version of DuckDB may have other hashes
         self._rule = json.dumps([self._stream, *given.by, given.deleted, version()])
 
@@ -227,7 +231,7 @@ class _LatestTables:
             with newest_rows(request, new, latest, changes[0].columns) as rows:
                 if not anew and not rows.same_hashes(changes[0].columns):
                     raise _AnewError
-                count = self._bucket_count(tables, rows.count, anew=anew)
+                count = self._bucket_count(tables, new, rows.count, anew=anew)
                 schema = rows.schema(changes[0].columns)
                 for change in changes:
                     change.set_columns(schema)
@@ -246,12 +250,19 @@ class _LatestTables:
         written = sum(len(change.added) for change in changes)
         return self._result([change.table for change in changes], objects=len(new), written=written)
 
-    def _bucket_count(self, tables: Sequence[Table], found: int, *, anew: bool) -> int:
-        """Return the number of buckets, for so many rows if the tables are made anew. Raises _AnewError for more."""
+    def _bucket_count(self, tables: Sequence[Table], objects: Objects, found: int, *, anew: bool) -> int:
+        """Return the number of buckets, for the rows found in objects if the tables are made anew.
+
+        Raises _AnewError for more.
+        """
         if anew:
-            return min(_MAX_BUCKETS, max(1, found // _ROWS))
+            share = found / max(1, sum(name.rows for name in objects))
+            size = int(share * sum(file.size for file in objects.values()))
+            return min(_MAX_BUCKETS, max(self._least, found // _ROWS, size // _BYTES))
         count = int(tables[0].properties[_BUCKETS])
-        if count < _MAX_BUCKETS and _total(tables, "total-records") > count * _MAX_ROWS:
+        limits = {"total-records": count * _MAX_ROWS, "total-files-size": count * _MAX_BYTES}
+        if count < _MAX_BUCKETS and any(_total(tables, name) > limit for name, limit in limits.items()):
+            self._least = 2 * count
             raise _AnewError
         return count
 

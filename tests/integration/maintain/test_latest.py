@@ -171,11 +171,13 @@ def test_a_pass_rewrites_only_buckets_with_newer_rows(tmp_path: Path, monkeypatc
     assert done.latest.objects == 1
     stayed = {task.file.file_path for task in world.load().scan().plan_files()}
     assert len({task.file.file_path for task in files} - stayed) == 1
-    monkeypatch.setattr(latest, "_MAX_ROWS", 1)
-    world.write([301])
-    done = world.maintain()
-    assert done.latest is not None
-    assert done.latest.objects > 1  # all of them, for more buckets
+    for number, limit in enumerate(("_MAX_ROWS", "_MAX_BYTES"), 301):
+        with monkeypatch.context() as patch:
+            patch.setattr(latest, limit, 1)
+            world.write([number])
+            done = world.maintain()
+            assert done.latest is not None
+            assert done.latest.objects > 1  # all of them, for more buckets
     assert world.table() == world.expected()
 
 

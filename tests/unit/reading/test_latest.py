@@ -51,6 +51,7 @@ def test_a_wrong_expression_is_named(archive: Path) -> None:
     for wrong, text in (
         ({"by": "ids"}, "by: ids: Binder Error: Referenced column"),
         ({"by": []}, "by: expected at least one"),
+        ({"by": ["id", " "]}, "by: expected at least one"),
         ({"by": "id", "order": "at"}, "order: at: "),
         ({"by": "id", "deleted": "op ="}, "deleted: op =: Parser Error"),
     ):
