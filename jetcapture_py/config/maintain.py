@@ -58,7 +58,7 @@ class TableConfig(Section):
         if self.quarantine == self.name:
             raise wrong("quarantine", "must differ from name, the table of the messages")
         if self.latest is not None:
-            if self.latest.name in (self.name, self.quarantine):
+            if {self.latest.name, f"{self.latest.name}_deleted"} & {self.name, self.quarantine}:
                 raise wrong("latest.name", "must differ from name and quarantine, the tables of all messages")
             if self.location is not None:
                 raise wrong("latest", "not with location: its files are in the archive")

@@ -37,8 +37,7 @@ _SHOWN_ROWS = 40
 _EXPLAIN = ["explain_key", "explain_value"]
 """The columns of EXPLAIN, whose text is shown as it is."""
 _SHOW_TABLES = re.compile(r"\s*SHOW\s+(ALL\s+)?TABLES\s*;?\s*", re.IGNORECASE)
-_UNQUALIFIED = re.compile(rf"Catalog Error: Table with name ({'|'.join(VIEWS)}) does not exist", re.IGNORECASE)
-_NO_LATEST = re.compile(rf"Catalog Error: Table with name {LATEST} does not exist", re.IGNORECASE)
+_UNKNOWN = re.compile(rf"Catalog Error: Table with name ({'|'.join((*VIEWS, LATEST))}) does not exist", re.IGNORECASE)
 _BATCH_ROWS = 2048
 """DuckDB's own batch size."""
 _MISSING = "SQL is missing: give a statement, or write it to standard input"
@@ -65,6 +64,11 @@ class QueryRequest:
     output: str | None
     everything: bool = False
     """Whether a table on a terminal has all rows and columns."""
+
+    @property
+    def views(self) -> Sequence[str]:
+        """The views of a stream."""
+        return VIEWS if self.latest is None else (*VIEWS, LATEST)
 
 
 def run(request: QueryRequest) -> int:
@@ -124,8 +128,7 @@ def _session(request: QueryRequest) -> Iterator[_Session]:
             parquet_only=request.parquet_only,
             types=types.pop(archive.stream.lower(), {}) if request.schemas else request.types,
         )
-        names = VIEWS if request.latest is None else (*VIEWS, LATEST)
-        views |= {f"{archive.stream}.{name}" if request.schemas else name: rows for name in names}
+        views |= {f"{archive.stream}.{name}" if request.schemas else name: rows for name in request.views}
     if request.schemas and types:
         raise ConfigError(
             f"--type: expected STREAM.COLUMN=TYPE with the name of a stream, got {next(iter(request.types))}"
@@ -296,11 +299,13 @@ class _Session:
         """Return an error of DuckDB or of the system in one line, with what to do."""
         explained = self._views.explained(error)
         missing = str(explained).partition("!")[0]
-        if self.request.schemas and _UNQUALIFIED.match(missing):
+        if (unknown := _UNKNOWN.match(missing)) is None:
+            return explained
+        if self.request.latest is None and unknown[1].lower() == LATEST:
+            return JetcaptureError(f"{missing}: it needs --by")
+        if self.request.schemas:
             stream = self.request.archives[0].stream
             return JetcaptureError(f'{missing}! Name its stream, as in "{stream}".archive; SHOW TABLES lists all')
-        if self.request.latest is None and _NO_LATEST.match(missing):
-            return JetcaptureError(f"{missing}: it needs --by")
         return explained
 
 
@@ -310,7 +315,7 @@ def _shell(session: _Session) -> None:
         import readline  # noqa: F401  it edits lines
     request = session.request
     of = "each stream; SHOW TABLES lists them" if request.schemas else f"stream {request.archives[0].stream}"
-    about = f"SQL over {', '.join(VIEWS)} of {of}"
+    about = f"SQL over {', '.join(request.views)} of {of}"
     sys.stdout.write(f"{about}; a semicolon at the end of a line runs it, Ctrl-D ends\n")
     lines: list[str] = []
     while True:

@@ -302,6 +302,7 @@ def test_latest_is_a_view_of_the_newest_row_of_each_key(several: Archive) -> Non
     assert told(several, sql, "--by", "1 = 1", "--order", "-amount", "--deleted", "amount > 2") == ["eu,1"]
     assert told(path, sql.replace("latest", "orders.latest"), "--by", "key", "--key", "us") == ["us,3"]
     assert "Table with name latest does not exist: it needs --by" in query(several, sql, code=1)
+    assert "Name its stream" in query(path, sql, "--by", "key", code=1)
     assert "by: place: Binder Error" in query(several, sql, "--by", "place", code=1)
     assert "--order needs --by" in query(several, sql, "--order", "amount", code=2)
 
