@@ -60,14 +60,19 @@ class InferredTypes:
         self.learn()
 
     def learn(self) -> bool:
-        """Between two batches: have the decoder keep the archive's types; return whether columns have changed."""
+        """Between two batches: have the decoder keep the archive's types; return whether columns have changed.
+
+        Log columns that have another type than in the decoder's last batches.
+        """
         if self._decoder is None or (kept := self._kept) is self._learned:
             return False
-        self._learned = kept
-        return self._decoder.learn(kept)
+        before, self._learned = self._decoder.types, kept
+        changed = self._decoder.learn(kept)
+        _log_changes(before, self._decoder.types)
+        return changed
 
     def write(self) -> None:
-        """Add new types to the archive, for `learn` with those of other replicas; log columns whose type has changed.
+        """Add new types to the archive, for `learn` with those of other replicas; log columns that have widened.
 
         Objects are stored only after that. Raises StoreError.
         """
@@ -90,12 +95,14 @@ class InferredTypes:
             return None if new == data else new
 
         change_note(notes, path(self._stream, self._consumer), change)
-        for column, type_ in types.items():
-            for before in (self._kept.get(column), own.get(column)):
-                if before is not None and text(before) != text(type_):
-                    event(log, logging.INFO, "column.changed", column=column, was=text(before), type=text(type_))
-                    break
+        _log_changes(self._kept, {column: type_ for column, type_ in own.items() if type_ == types[column]})
         self._kept, self._written = types, own
 
     def _decoded(self, data: bytes) -> KnownTypes:
         return InferredColumns.decode(data, self._stream, path(self._stream, self._consumer)).types
+
+
+def _log_changes(before: KnownTypes, after: KnownTypes) -> None:
+    for column, type_ in after.items():
+        if column in before and (was := text(before[column])) != text(type_):
+            event(log, logging.INFO, "column.changed", column=column, was=was, type=text(type_))

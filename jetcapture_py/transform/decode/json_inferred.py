@@ -19,15 +19,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from datetime import datetime
 from itertools import chain
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from jetcapture_py.archive import layout
-from jetcapture_py.archive.common_type import EXACT
-from jetcapture_py.archive.inferred import KnownTypes, merged, wider
+from jetcapture_py.archive.inferred import KnownTypes, merged
 from jetcapture_py.archive.schema import fields_in
 from jetcapture_py.config.column_types import MAX_DEPTH, TIMESTAMP
 from jetcapture_py.transform.batch import BatchTooWideError, Decoded, Failure, MessageBatch
@@ -45,6 +43,7 @@ from jetcapture_py.transform.decode.common import (
     show,
     struct_array,
 )
+from jetcapture_py.transform.decode.kinds import NESTED, family_of, is_empty, kinds_of, wider_kind
 
 MAX_FIELDS = 1000
 """Maximum columns, and maximum fields of a nested object; a larger object is stored as JSON text."""
@@ -70,16 +69,6 @@ Conflict = Literal["rescue", "quarantine", "widen"]
 Misfit = tuple[int, str, Any]
 """The row of a value that does not fit its column, the path below the column, and the value."""
 
-_KINDS: dict[type, str] = {
-    bool: "bool",
-    int: "int53",
-    float: "double",
-    str: "string",
-    list: "list",
-    dict: "struct",
-    bytes: "binary",
-    datetime: "timestamp",
-}
 _SCALARS = {
     "bool": pa.bool_(),
     "int53": pa.int64(),
@@ -344,7 +333,7 @@ class FieldShape:
         present = [value for value in values if value is not None]
         kind = self._widened(present, depth)
         misfits: list[Misfit] = []
-        if kind is None and self.kind in _NESTED and self.type(known=True) is None:
+        if kind is None and self.kind in NESTED and self.type(known=True) is None:
             self.become("string")  # only empty lists or objects so far, which have no column: any type is possible
             self.become("null")
             kind = self._widened(present, depth)
@@ -363,29 +352,31 @@ class FieldShape:
 
     def _widened(self, values: Sequence[Any], depth: int) -> str | None:
         """Return the narrowest type for `values` and the earlier ones; None if no such type is allowed."""
-        kinds = _kinds(values)
+        kinds = kinds_of(values)
         kind = self.kind
         for new in sorted(kinds):
-            kind = _wider(kind, new)
+            kind = wider_kind(kind, new)
         if self._budget.widens:
             return "string" if kind == "integer" or (kind in ("list", "struct") and depth >= MAX_DEPTH) else kind
         fits = kind != "string" or (kinds == {"string"} and self.kind in ("null", "string")) or not kinds
-        return kind if fits and (kinds.isdisjoint(_NESTED) or depth < MAX_DEPTH) and "integer" not in kinds else None
+        return kind if fits and (kinds.isdisjoint(NESTED) or depth < MAX_DEPTH) and "integer" not in kinds else None
 
     def _remove_misfits(self, values: list[Any], depth: int) -> list[Misfit]:
         """Set values to None that do not fit the type, or that of most values if there is none yet; return them."""
-        families = Counter(map(_family, values))
-        del families[_FAMILIES[type(None)]]
+        present = [value for value in values if value is not None]
+        families = Counter(family_of(value) for value in present if not is_empty(value)) or Counter(
+            map(family_of, present)
+        )
         family, kind = max(families, key=families.__getitem__), self.kind
         misfits: list[Misfit] = []
         for row, value in enumerate(values):
             if value is None:
                 continue
-            (new,) = _kinds((value,))
-            wider = _wider(kind, new)
-            fits = new != "integer" and (new not in _NESTED or depth < MAX_DEPTH)
+            (new,) = kinds_of((value,))
+            wider = wider_kind(kind, new)
+            fits = new != "integer" and (new not in NESTED or depth < MAX_DEPTH)
             if kind == "null":
-                fits = fits and _family(value) == family
+                fits = fits and family_of(value) == family
             elif wider == "string":
                 fits = kind == new
             if not fits:
@@ -535,32 +526,6 @@ def _by_field(objects: Sequence[dict[str, Any]], names: Collection[str]) -> dict
         for name, value in object_.items():
             values[name][row] = value
     return values
-
-
-_NESTED = frozenset(("list", "struct"))
-_FAMILIES: dict[type, str] = {**_KINDS, int: "number", float: "number", type(None): "null"}
-
-
-def _family(value: Any) -> str:
-    """Return the kind of a value, with one kind for all numbers."""
-    return _FAMILIES.get(type(value), "string")
-
-
-def _kinds(values: Sequence[Any]) -> set[str]:
-    """Return the kinds of values, none of them null. Integers are one kind: int53, int64, or `integer` beyond it."""
-    kinds = {_KINDS.get(kind, "string") for kind in set(map(type, values))}
-    if "int53" in kinds:
-        integers = values if len(kinds) == 1 else [value for value in values if isinstance(value, int)]
-        low, high = min(integers), max(integers)
-        if max(-low, high) > EXACT:
-            kinds.remove("int53")
-            kinds.add("int64" if low >= -(2**63) and high < 2**63 else "integer")
-    return kinds
-
-
-def _wider(known: str, kind: str) -> str:
-    """Return the narrowest kind that holds both."""
-    return kind if known == "null" else wider(known, kind) or "string"
 
 
 def _by_row(misfits: Sequence[Misfit], rows: int) -> list[dict[str, Any] | None]:

@@ -35,8 +35,17 @@ def test_a_change_of_a_type_is_logged_once_though_no_message_follows(
     assert [getattr(record, FIELDS) for record in caplog.records] == [
         {"column": "id", "was": "int64", "type": "string"}
     ]
-    decoder.decode(batch_of([b'{"id": "a"}']))
-    assert decoder.types == {"id": "string"}
+    decoder.decode(batch_of([b'{"id": "a", "flag": "yes"}']))
+    assert decoder.types == {"id": "string", "flag": "string"}
+    caplog.clear()
+    other = InferredColumns(stream="S", consumer="c", types={"id": "string", "flag": "bool"}).encode()
+    store.change_note(path("S", "c"), lambda _: other)
+    types.write()
+    decoder.decode(batch_of([b'{"flag": "no"}']))  # still text
+    types.learn()
+    types.write()
+    (logged,) = [getattr(record, FIELDS) for record in caplog.records]
+    assert logged == {"column": "flag", "was": "string", "type": "bool"}
 
 
 def test_a_large_rescued_value_is_logged_by_its_beginning(caplog: pytest.LogCaptureFixture) -> None:
