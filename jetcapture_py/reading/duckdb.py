@@ -322,17 +322,10 @@ class ArchiveViews:
 
     def _latest(self, plan: ReadPlan, latest: Latest) -> str:
         """Return the SELECT of a plan's newest rows. Only the newest one's location by key is kept in memory."""
-        seq, time = _quoted(layout.SEQ), _quoted(layout.TIMESTAMP)
-        if latest.order == layout.SEQ:
-            lives = [f"(epoch_us({time}) >= {created})::INT" for created in new_lives(plan.files, plan.directory)]
-            terms = [*([" + ".join(lives)] if lives else []), seq]
-        else:  # null is DuckDB's greatest value within a row
-            terms = [f"({latest.order}) IS NOT NULL", f"({latest.order})", time, seq]
-        if plan.table.several_rows:
-            terms.append(f"coalesce({_quoted(layout.ROW)}, 0)")
-        order = terms[0] if len(terms) == 1 else f"ROW({', '.join(terms)})"
+        lives = new_lives(plan.files, plan.directory)
+        order = ", ".join(order_of(latest, lives, several_rows=plan.table.several_rows))
         by = ", ".join(f"({expression})" for expression in latest.by)
-        newest = f"SELECT arg_max({_COPY}, {order}) AS {_COPY} FROM _nats_rows GROUP BY {by}"
+        newest = f"SELECT arg_max({_COPY}, ROW({order})) AS {_COPY} FROM _nats_rows GROUP BY {by}"
         where = f" WHERE ({latest.deleted}) IS NOT TRUE" if latest.deleted is not None else ""
         return (
             f"WITH _nats_rows AS NOT MATERIALIZED ({self._select(plan, number=True)}) "
@@ -427,6 +420,17 @@ class ArchiveViews:
             how = {"type": "arrow", "null_handling": "special", "side_effects": given}
             create(name, converted, [sql_type(stored)], sql_type(target), **how)
         return f"{name}(CAST({column} AS {sql_type(stored)}))"
+
+
+def order_of(latest: Latest, lives: Iterable[int], *, several_rows: bool) -> list[str]:
+    """Return the expressions by which rows are ordered, of a stream with these `new_lives`."""
+    seq, time = layout.SEQ, layout.TIMESTAMP
+    if latest.order == seq:
+        begun = " + ".join(f"(epoch_us({time}) >= {created})::INT" for created in lives)
+        terms = [*([begun] if begun else []), seq, time]
+    else:  # null is DuckDB's greatest value within a row
+        terms = [f"({latest.order}) IS NOT NULL", f"({latest.order})", time, seq]
+    return [*terms, *([f"coalesce({layout.ROW}, 0)"] if several_rows else [])]
 
 
 def _columns(plan: ReadPlan, *, number: bool = False) -> str:

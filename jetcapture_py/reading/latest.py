@@ -16,9 +16,9 @@ import pyarrow as pa
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.columns import Columns, listed, outputs, take_nulled
-from jetcapture_py.reading.duckdb import LATEST, archive_views
+from jetcapture_py.reading.duckdb import LATEST, archive_views, order_of
 from jetcapture_py.reading.plan import Dedupe, Objects, ReadRequest
-from jetcapture_py.reading.selection import Keys, Latest, Moment, Selection
+from jetcapture_py.reading.selection import Keys, Latest, Moment, Selection, new_lives
 from jetcapture_py.retry import retried
 from jetcapture_py.store.archive import open_archive
 
@@ -126,7 +126,7 @@ def newest_rows(request: ReadRequest, objects: Objects, latest: Latest, kept: pa
                 plan = request.plan(objects, besides=kept, for_sql=True)
                 views.check(plan, latest)
                 views.create_latest(LATEST, plan, replace(latest, deleted=None))
-            yield NewestRows(connection, latest, found=bool(objects))
+            yield NewestRows(connection, latest, new_lives(request.files, request.stream), found=bool(objects))
         except duckdb.Error as error:
             raise views.explained(error) from error
 
@@ -134,8 +134,8 @@ def newest_rows(request: ReadRequest, objects: Objects, latest: Latest, kept: pa
 class NewestRows:
     """The newest rows of some objects. Each key is in one of several buckets, by its hash."""
 
-    def __init__(self, connection: DuckDBPyConnection, latest: Latest, *, found: bool) -> None:
-        self._connection, self._latest, self._found = connection, latest, found
+    def __init__(self, connection: DuckDBPyConnection, latest: Latest, lives: Sequence[int], *, found: bool) -> None:
+        self._connection, self._latest, self._lives, self._found = connection, latest, lives, found
         self._by = ", ".join(f"({expression})" for expression in latest.by)
         self.count = 0
         """Their number."""
@@ -175,12 +175,11 @@ class NewestRows:
             sources.append(f"SELECT * EXCLUDE ({_HASH}), true AS {NEW} FROM {_FOUND} WHERE {condition}")
         rows = " UNION ALL BY NAME ".join(sources)
         names = self._connection.sql(f"SELECT * FROM ({rows}) LIMIT 0").columns
-        row = f"coalesce({layout.ROW}, 0) DESC," if layout.ROW in names else ""
+        order = " DESC, ".join(order_of(self._latest, self._lives, several_rows=layout.ROW in names))
         merged: Any = self._connection.sql(
             f"SELECT *, ({self._latest.deleted or 'false'}) IS TRUE AS {GONE} FROM ({rows}) "
             # of two copies of a row the earlier one, which is not new
-            f"QUALIFY row_number() OVER (PARTITION BY {self._by} ORDER BY {layout.TIMESTAMP} DESC, {layout.SEQ} DESC, "
-            f"{row} {NEW}) = 1 ORDER BY {self._by}"
+            f"QUALIFY row_number() OVER (PARTITION BY {self._by} ORDER BY {order} DESC, {NEW}) = 1 ORDER BY {self._by}"
         )
         table: pa.Table = merged.to_arrow_table()
         return table

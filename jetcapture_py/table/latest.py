@@ -225,7 +225,7 @@ class _LatestTables:
         if not new and not due and not (anew and _total(tables, "total-records")):
             return self._result(tables)
         request = ReadRequest(files=self._archive, stream=self._stream, dedupe="none")  # copies change nothing
-        latest = Latest(by=self._given.by, order=layout.TIMESTAMP, deleted=self._given.deleted)
+        latest = Latest(by=self._given.by, deleted=self._given.deleted)
         changes = [_Change(table, anew=anew) for table in tables]
         try:
             with newest_rows(request, new, latest, changes[0].columns) as rows:

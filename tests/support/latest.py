@@ -38,6 +38,8 @@ def fill(archive: Archive, chance: random.Random) -> list[dict[str, Any]]:
             for seq in range(1, count)
             for row in range(chance.choice([1, 1, 3]))
         ]
+        if life:  # the stream was rewound: a sequence has another message, which is newer
+            messages += [{**row, "_nats_timestamp": row["_nats_timestamp"] + 500} for row in messages[-6:]]
         rows += messages
         for key in ("a", "b"):
             placed = [row for row in messages if (row["_nats_seq"] % 2 == 0) == (key == "a")]

@@ -363,11 +363,8 @@ class FieldShape:
 
     def _remove_misfits(self, values: list[Any], depth: int) -> list[Misfit]:
         """Set values to None that do not fit the type, or that of most values if there is none yet; return them."""
-        present = [value for value in values if value is not None]
-        families = Counter(family_of(value) for value in present if not is_empty(value)) or Counter(
-            map(family_of, present)
-        )
-        family, kind = max(families, key=families.__getitem__), self.kind
+        kind = self.kind
+        family = _most(values) if kind == "null" else None
         misfits: list[Misfit] = []
         for row, value in enumerate(values):
             if value is None:
@@ -526,6 +523,13 @@ def _by_field(objects: Sequence[dict[str, Any]], names: Collection[str]) -> dict
         for name, value in object_.items():
             values[name][row] = value
     return values
+
+
+def _most(values: Iterable[Any]) -> str:
+    """Return the family of most values, without empty ones if there are others."""
+    present = [value for value in values if value is not None]
+    families = Counter(family_of(value) for value in present if not is_empty(value)) or Counter(map(family_of, present))
+    return max(families, key=families.__getitem__)
 
 
 def _by_row(misfits: Sequence[Misfit], rows: int) -> list[dict[str, Any] | None]:

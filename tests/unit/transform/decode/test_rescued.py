@@ -243,8 +243,8 @@ def test_a_message_with_too_many_values_that_do_not_fit_fails_alone(monkeypatch:
 def test_a_list_of_too_many_values_that_do_not_fit_is_refused_before_all_are_looked_at(monkeypatch: Any) -> None:
     monkeypatch.setattr(json_inferred, "MAX_CELLS", 30_000)
     looked_at: list[Any] = []
-    wider = json_inferred._wider
-    monkeypatch.setattr(json_inferred, "_wider", lambda known, kind: looked_at.append(kind) or wider(known, kind))
+    wider = json_inferred.wider_kind
+    monkeypatch.setattr(json_inferred, "wider_kind", lambda known, kind: looked_at.append(kind) or wider(known, kind))
     decoder = InferringDecoder()
     decoder.learn({"x": ["int53"], "y": [{"z": "int53"}]})
     for document in ({"x": ["a"] * 20_000}, {"y": [{"z": "a"}] * 9_000}):
