@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice
 
 from tests.simulation.actors import simulated
-from tests.simulation.schedules import FailedError, at_random, interleavings, pairs, run
+from tests.simulation.schedules import FailedError, at_random, every, run, units
 
 Part = tuple[Counter[str], list[str]]
 """How many schedules, by what, and what failed."""
@@ -31,7 +31,7 @@ def part(count: int, seed: int, processes: int, number: int) -> Part:
             if before >= count * (1 - _RANDOM):
                 break
             try:
-                for _ in islice(interleavings(*unit), count - before):
+                for _ in islice(every(*unit), count - before):
                     done["+".join(unit[1])] += 1
             except FailedError as error:
                 failed.append(str(error))
@@ -46,8 +46,8 @@ def part(count: int, seed: int, processes: int, number: int) -> Part:
     return done, failed
 
 
-def _units(seed: int, processes: int, number: int) -> Iterator[tuple[str, tuple[str, str], bool]]:
-    return islice(pairs(seed), number, None, processes)
+def _units(seed: int, processes: int, number: int) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+    return islice(units(seed), number, None, processes)
 
 
 def main() -> int:
@@ -67,7 +67,7 @@ def main() -> int:
     print(*failed, sep="\n\n")
     seconds = time.monotonic() - begin
     print(
-        f"{done.total():,} schedules ({done['at random']:,} at random, the others of {len(done) - 1} pairs of actors) "
+        f"{done.total():,} schedules ({done['at random']:,} at random, the others of {len(done) - 1} actors and pairs) "
         f"in {seconds:.0f} s, {done.total() / seconds:,.0f} a second; {len(failed)} failed; seed {options.seed}"
     )
     return bool(failed)

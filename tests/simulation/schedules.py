@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, product
 
 from tests.simulation.world import ARCHIVES, FAULTS, PLAYERS, Schedule, ViolationError, World
 
@@ -29,17 +29,33 @@ def interleavings(archive: str, actors: tuple[str, str], conditional: bool) -> I
                 break
 
 
-def pairs(seed: int) -> Iterator[tuple[str, tuple[str, str], bool]]:
-    """Every archive, pair of actors, and kind of store, in an order by the seed: arguments of `interleavings`."""
-    every = [
-        (archive, pair, conditional)
-        for archive in ARCHIVES
-        for pair in combinations_with_replacement(PLAYERS, 2)
-        for conditional in (True, False)
-        if pair != ("read", "read") and (archive != "bundles" or "write" not in pair)
+def faults(archive: str, actor: str, conditional: bool) -> Iterator[World]:
+    """Every fault at every operation of an actor that is alone. Yields worlds that have been run."""
+    for fault in FAULTS:
+        for step in range(1 << 30):
+            world = _ran(Schedule(archive, (actor,), (), ((0, step, fault),), conditional))
+            yield world
+            if world.steps[0] < step:
+                break
+
+
+def units(seed: int) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+    """Every archive, actor or pair of actors, and kind of store, in an order by the seed: arguments of `every`."""
+    choices = [*((name,) for name in PLAYERS), *combinations_with_replacement(PLAYERS, 2)]
+    found = [
+        (archive, actors, conditional)
+        for archive, actors, conditional in product(ARCHIVES, choices, (True, False))
+        if archive != "bundles" or "write" not in actors
     ]
-    random.Random(seed).shuffle(every)
-    return iter(every)
+    random.Random(seed).shuffle(found)
+    return iter(found)
+
+
+def every(archive: str, actors: tuple[str, ...], conditional: bool) -> Iterator[World]:
+    """Every fault of one actor, or every interleaving of two."""
+    if len(actors) == 1:
+        return faults(archive, actors[0], conditional)
+    return interleavings(archive, (actors[0], actors[1]), conditional)
 
 
 def at_random(seed: int) -> Schedule:

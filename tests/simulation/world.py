@@ -19,8 +19,9 @@ from tests.simulation.catalogue import BEGIN, DAY, GRACE, INTERVAL, KEEP, LAST, 
 from tests.simulation.scheduler import Actor, Ended, Run
 from tests.simulation.store import CHANGES, Answer, Files, Operation, StoredFile
 
-FAULTS = ("stop", "lost", "not done", "jump")
-"""The process ends; the operation is done, or not done, and its answer is lost; an hour passes."""
+FAULTS = ("stop", "lost", "not done", "jump", "damaged")
+"""The process ends; the operation is done, or not done, and its answer is lost; an hour passes; an object that is made
+of others is damaged."""
 HOUR = 3600.0
 LATER = float(BEGIN + 5 * DAY)
 """When everything is run again."""
@@ -47,8 +48,26 @@ class ViolationError(AssertionError):
     """What must not be."""
 
 
+@cache
+def damaged(data: bytes) -> bytes:
+    """The bytes of an object with one that is wrong, so that its rows cannot be read."""
+    for at in range(40, len(data)):  # in the first pages
+        wrong = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        try:
+            pq.ParquetFile(pa.BufferReader(wrong), page_checksum_verification=True).read(use_threads=False)
+        except (OSError, pa.ArrowException):
+            DAMAGED.add(wrong)
+            return wrong
+    raise AssertionError("every byte may be wrong")
+
+
+DAMAGED: set[bytes] = set()
+
+
 @lru_cache(1 << 14)
 def contents(data: bytes) -> tuple[Identity, ...]:
+    if data in DAMAGED:
+        return ()
     table = pq.ParquetFile(pa.BufferReader(data)).read(["_nats_seq", "_nats_timestamp", "_nats_payload"])
     rows = zip(*(table[name].cast(type_).to_pylist() for name, type_ in _COLUMNS.items()), strict=True)
     found = []
@@ -81,6 +100,8 @@ class World:
     listed: dict[str, list[int]] = field(default_factory=dict)
     """How often others had changed the archive each time that an actor listed objects."""
     changes: Counter[str] = field(default_factory=Counter)
+    damaged: bool = False
+    """Whether an object is: then it is only said that nothing else is removed."""
     positions: dict[str, int] = field(default_factory=dict)
     """Up to which sequence a capture that has begun has acknowledged everything."""
 
@@ -107,6 +128,7 @@ class World:
         finally:
             for run in runs:
                 run.close()
+            self.steps = [run.steps for run in runs]
         self._settle()
 
     def _turn(self, number: int, run: Run, count: int) -> bool:
@@ -148,10 +170,15 @@ class World:
         if kind == "begin":
             self.positions.setdefault(name, LAST)
             return Answer()
+        if kind == "remove" and name == "maintain":
+            self._check_grace(path)
         if kind in CHANGES and fault in ("lost", "not done"):
             answer = Answer(error="lost")
             if fault == "lost":
                 self.files.do(operation, self.now)
+        elif fault == "damaged" and kind == "write" and name in ("maintain", "erase") and path.endswith(".parquet"):
+            self.damaged = True
+            answer = self.files.do(Operation(kind, path, (damaged(argument[0]), argument[1])), self.now)
         else:
             answer = self.files.do(operation, self.now)
         if self.told is not None:
@@ -191,15 +218,16 @@ class World:
     # ------------------------------------------------------------------ the model
 
     def gone(self) -> set[Identity]:
-        """Messages that may have been removed on purpose."""
+        """Messages that may have been removed on purpose, because that was recorded first."""
         return {each for each in self.acked if self._is_erased(each) or self._is_expired(each)}
 
     def _is_erased(self, message: Identity) -> bool:
-        return "erase" in self.involved and message[0] == ERASED
+        tombstones = f"archive/_erased/{catalogue.STREAM}/"
+        return message[0] == ERASED and any(path.startswith(tombstones) for path in self.files.files)
 
     def _is_expired(self, message: Identity) -> bool:
         end = (message[1] // 1_000_000 // INTERVAL + 1) * INTERVAL
-        return "expire" in self.involved and end <= self.now - KEEP
+        return end <= self.now - KEEP and f"archive/_expired/{catalogue.STREAM}.json" in self.files.files
 
     def required(self) -> set[Identity]:
         return self.acked - self.gone()
@@ -214,12 +242,23 @@ class World:
         required = self.required()
         if lost := required - stored(files).keys():
             raise ViolationError(f"lost: {sorted(lost)}")
+        if self.damaged:
+            return
         self._check_read(observed("read", files), required, alone=True)
         said = observed("mark", files)
         if said[0] == "marked" and self.positions and said[1] > min(self.positions.values()):
             raise ViolationError(f"the watermark is {said[1]}, captures are at {self.positions}")
         self._check_proof()
         _CHECKED.add(key)
+
+    def _check_grace(self, removed: str) -> None:
+        """What compaction removes is in objects that readers have had time to find; an erasure may touch them."""
+        files = self.files.files
+        if removed not in files or "erase" in self.involved or not self.schedule.conditional:
+            return
+        old = {path: file for path, file in files.items() if path != removed and file.modified <= self.now - GRACE}
+        if missing := set(contents(files[removed].content)) - stored(old).keys():
+            raise ViolationError(f"removed before its grace has passed: {sorted(missing)}")
 
     def _check_read(self, outcome: Outcome, required: set[Identity], *, alone: bool) -> None:
         if outcome[0] != "read":
@@ -233,6 +272,8 @@ class World:
             raise ViolationError(f"not read: {sorted(left_out)}")
 
     def _check_outcome(self, name: str, outcome: Outcome, required: set[Identity]) -> None:
+        if self.damaged:
+            return
         if name == "read":
             self._check_read(outcome, required & self.required(), alone=False)
         elif outcome == ("erased", ()) and self.listed[name][-2] == self._others(name):  # the last one is no search
@@ -278,6 +319,8 @@ class World:
         else:
             raise ViolationError("it does not come to an end")
         found = stored(self.files.files)
+        if self.damaged:
+            return
         if there := [message for message in found if self._is_erased(message)]:
             raise ViolationError(f"erased, and still stored: {there}")
         if there := [message for message in found if self._is_expired(message)]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.simulation.actors import simulated
-from tests.simulation.schedules import at_random, interleavings, run
+from tests.simulation.schedules import at_random, faults, interleavings, run
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +26,11 @@ def test_every_interleaving_of_compaction_and_a_capture(archive: str) -> None:
     assert sum(1 for _ in interleavings(archive, ("maintain", "write"), conditional=True)) > 1000
 
 
+@pytest.mark.parametrize("actor", ["maintain", "expire", "erase", "write"])
+def test_every_fault_at_every_operation(actor: str) -> None:
+    assert sum(1 for _ in faults("old", actor, conditional=True)) > 40
+
+
 def test_schedules_at_random() -> None:
-    for seed in range(100):
+    for seed in range(60):
         run(at_random(seed))
