@@ -62,17 +62,18 @@ class InferredTypes:
     def learn(self) -> bool:
         """Between two batches: have the decoder keep the archive's types; return whether columns have changed.
 
-        Log columns that have another type than in the decoder's last batches.
+        Log columns that have another type than in batches since the last write.
         """
         if self._decoder is None or (kept := self._kept) is self._learned:
             return False
         before, self._learned = self._decoder.types, kept
         changed = self._decoder.learn(kept)
-        _log_changes(before, self._decoder.types)
+        if before is not self._written:
+            _log_changes(before, self._decoder.types)
         return changed
 
     def write(self) -> None:
-        """Add new types to the archive, for `learn` with those of other replicas; log columns that have widened.
+        """Add new types to the archive, for `learn` with those of other replicas; log columns whose type has changed.
 
         Objects are stored only after that. Raises StoreError.
         """
@@ -96,6 +97,7 @@ class InferredTypes:
 
         change_note(notes, path(self._stream, self._consumer), change)
         _log_changes(self._kept, {column: type_ for column, type_ in own.items() if type_ == types[column]})
+        _log_changes(own, types)
         self._kept, self._written = types, own
 
     def _decoded(self, data: bytes) -> KnownTypes:
