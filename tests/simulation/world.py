@@ -257,7 +257,7 @@ class World:
         if removed not in files or "erase" in self.involved or not self.schedule.conditional:
             return
         old = {path: file for path, file in files.items() if path != removed and file.modified <= self.now - GRACE}
-        if missing := set(contents(files[removed].content)) - stored(old).keys():
+        if missing := set(contents(files[removed].content)) - stored(old).keys() - self.gone():
             raise ViolationError(f"removed before its grace has passed: {sorted(missing)}")
 
     def _check_read(self, outcome: Outcome, required: set[Identity], *, alone: bool) -> None:
