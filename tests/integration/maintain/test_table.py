@@ -666,7 +666,7 @@ def test_the_command_prints_what_it_did_to_tables_and_no_secret(
     assert (table["files"], table["rows"], table["added"]) == (1, 2, 0)
     code, text = maintain({"type": "sql", "uri": "postgresql+nothing://user:hunter2@host/db"})
     assert (code, "cannot open the table's catalog" in text, "hunter2" in text) == (1, True, False)
-    monkeypatch.setitem(sys.modules, "pyiceberg.exceptions", None)
+    monkeypatch.setitem(sys.modules, "pyiceberg.catalog", None)
     code, text = maintain(world.catalog)
     assert (code, "pip install 'jetcapture[table]'" in text) == (1, True)
 
