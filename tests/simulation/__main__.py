@@ -67,7 +67,7 @@ def main() -> int:
     print(*failed, sep="\n\n")
     seconds = time.monotonic() - begin
     print(
-        f"{done.total():,} schedules ({done['at random']:,} at random, the others of {len(done) - 1} actors and pairs) "
+        f"{done.total():,} schedules ({done['at random']:,} at random, the others of {len(done) - 1} sets of actors) "
         f"in {seconds:.0f} s, {done.total() / seconds:,.0f} a second; {len(failed)} failed; seed {options.seed}"
     )
     return bool(failed)

@@ -101,8 +101,8 @@ def _column(part: pa.RecordBatch, name: str) -> list[int]:
     return column
 
 
-CAPTURES = {"write": (3, 4, LAST + 1, LAST + 2), "other": (LAST + 3, LAST + 4)}
-"""What is delivered to two captures."""
+CAPTURES = {"write": (3, 4, LAST + 1, LAST + 2), "other": (LAST + 3, LAST + 4), "again": (3, 4)}
+"""What is delivered to captures."""
 
 
 def write() -> Outcome:
@@ -111,6 +111,10 @@ def write() -> Outcome:
 
 def other() -> Outcome:
     return _capture("other", (CAPTURES["other"],))
+
+
+def again() -> Outcome:
+    return _capture("again", (CAPTURES["again"],))
 
 
 def _capture(consumer: str, deliveries: Sequence[tuple[int, ...]]) -> Outcome:
@@ -176,7 +180,7 @@ def refused(work: Callable[[], Outcome]) -> Callable[[], Outcome]:
 
 
 ACTORS: dict[str, Callable[[], Outcome]] = {
-    work.__name__: refused(work) for work in (maintain, expire, erase, read, write, other, mark, verify)
+    work.__name__: refused(work) for work in (maintain, expire, erase, read, write, other, again, mark, verify)
 }
 
 

@@ -71,6 +71,8 @@ ARCHIVES = {
     "keys": [block((1, 3, 4), key="a"), block((3,), key="a"), block((2, 5), key="b")],
     "bundles": _bundles(),
     "lives": [block((1, 2, 3, 4)), block((1, 2), life=1), block((2, 5), life=1)],
+    "pair": [block((3, 4)), block((1, 2, 5), key="b")],
+    "copy": [block((3, 4)), block((4,)), block((1, 2, 5), key="b")],
     "old": [block((1, 2), bucket=OLD), block((2,), bucket=OLD), block((3, 4, 5))],
 }
 """In all but `bundles`, 3 and 4 have the key `a`, and a capture gets them again."""

@@ -1,4 +1,7 @@
-"""The schedules that are run: every interleaving of two actors, and random ones; what fails is shrunk and told."""
+"""The schedules that are run: faults of one actor, interleavings of two and three, and random ones.
+
+What fails is shrunk and told.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,15 @@ def interleavings(archive: str, actors: tuple[str, str], conditional: bool) -> I
                 break
 
 
+def interruptions(archive: str, actors: tuple[str, str, str], conditional: bool) -> Iterator[World]:
+    """Every interruption of one actor by two others, which then run to their end. Yields worlds that have been run."""
+    for step in range(1 << 30):
+        world = _ran(Schedule(archive, actors, ((0, step), (1, 1 << 30), (2, 1 << 30)), conditional=conditional))
+        yield world
+        if not world.used[0]:
+            break
+
+
 def faults(archive: str, actor: str, conditional: bool) -> Iterator[World]:
     """Every fault at every operation of an actor that is alone. Yields worlds that have been run."""
     for fault in FAULTS:
@@ -40,21 +52,37 @@ def faults(archive: str, actor: str, conditional: bool) -> Iterator[World]:
 
 
 def units(seed: int) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-    """Every archive, actor or pair of actors, and kind of store, in an order by the seed: arguments of `every`."""
-    choices = [*((name,) for name in PLAYERS), *combinations_with_replacement(PLAYERS, 2)]
+    """Every archive, one to three actors, and kind of store: arguments of `every`.
+
+    The order follows from the seed, but what has found most comes first.
+    """
+    threes = product([name for name in PLAYERS if name != "read"], repeat=3)
+    choices = [*((name,) for name in PLAYERS), *combinations_with_replacement(PLAYERS, 2), *threes]
     found = [
         (archive, actors, conditional)
         for archive, actors, conditional in product(ARCHIVES, choices, (True, False))
-        if archive != "bundles" or "write" not in actors
+        if _has(archive, actors) and (conditional or len(actors) < 3)
     ]
     random.Random(seed).shuffle(found)
-    return iter(found)
+    return iter(sorted(found, key=lambda unit: not _is_likely(unit[0], unit[1])))
+
+
+def _has(archive: str, actors: Sequence[str]) -> bool:
+    """Whether these actors can be in the archive: in bundles, 3 and 4 have other keys than these captures say."""
+    return archive != "bundles" or not {"write", "again"} & {*actors}
+
+
+def _is_likely(archive: str, actors: Sequence[str]) -> bool:
+    pair = {"maintain", "erase"}
+    return archive in ("pair", "copy") and len(actors) == 3 and actors[0] in pair and pair <= {*actors}
 
 
 def every(archive: str, actors: tuple[str, ...], conditional: bool) -> Iterator[World]:
-    """Every fault of one actor, or every interleaving of two."""
+    """Every fault of one actor, every interleaving of two, or every interruption of one by two others."""
     if len(actors) == 1:
         return faults(archive, actors[0], conditional)
+    if len(actors) == 3:
+        return interruptions(archive, (actors[0], actors[1], actors[2]), conditional)
     return interleavings(archive, (actors[0], actors[1]), conditional)
 
 
@@ -62,7 +90,7 @@ def at_random(seed: int) -> Schedule:
     """A schedule of two to four actors with some faults."""
     chance = random.Random(seed)
     archive = chance.choice(ARCHIVES)
-    names = [name for name in PLAYERS if (archive, name) != ("bundles", "write")]
+    names = [name for name in PLAYERS if _has(archive, [name])]
     actors = tuple(chance.choices(names, k=chance.choice([2, 2, 2, 3, 4])))
     turns = tuple(
         (chance.randrange(len(actors)), chance.choice([1, 2, 5, 10, 20])) for _ in range(chance.randint(1, 9))
@@ -72,7 +100,7 @@ def at_random(seed: int) -> Schedule:
         for number in range(len(actors))
         for step in chance.sample(range(50), chance.choice([0, 0, 0, 1, 2]))
     )
-    return Schedule(archive, actors, turns, faults, chance.random() < 0.8)
+    return Schedule(archive, actors, turns, faults, len(actors) > 2 or chance.random() < 0.8)
 
 
 class FailedError(ViolationError):

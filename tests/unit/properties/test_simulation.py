@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.simulation.actors import simulated
-from tests.simulation.schedules import at_random, faults, interleavings, run
+from tests.simulation.schedules import at_random, faults, interleavings, interruptions, run
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +24,13 @@ def test_every_interleaving_of_compaction_and_erasure(archive: str) -> None:
 @pytest.mark.parametrize("archive", ["two"])
 def test_every_interleaving_of_compaction_and_a_capture(archive: str) -> None:
     assert sum(1 for _ in interleavings(archive, ("maintain", "write"), conditional=True)) > 1000
+
+
+@pytest.mark.parametrize(
+    ("archive", "actors"), [("pair", ("erase", "again", "maintain")), ("copy", ("maintain", "erase", "erase"))]
+)
+def test_every_interruption_by_two_others(archive: str, actors: tuple[str, str, str]) -> None:
+    assert sum(1 for _ in interruptions(archive, actors, conditional=True)) > 10
 
 
 @pytest.mark.parametrize("actor", ["maintain", "expire", "erase", "write"])
