@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
 from unittest import mock
 
@@ -25,6 +25,7 @@ from jetcapture_py.maintain.passes import PassRequest, run_pass
 from jetcapture_py.reading import arrow
 from jetcapture_py.reading.arrow import read_planned
 from jetcapture_py.reading.plan import ReadRequest
+from jetcapture_py.reading.selection import Selection
 from jetcapture_py.rewriting import erase as erasure
 from jetcapture_py.rewriting.select import Condition
 from jetcapture_py.store import archive, change_note, object_file, open_store, read_erased
@@ -34,7 +35,7 @@ from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scan import survey
 from jetcapture_py.verify.scope import Removed
-from tests.simulation.catalogue import BEGIN, CREATED, FIRST, GRACE, KEEP, LAST, STREAM, batch, encoder
+from tests.simulation.catalogue import BEGIN, BUCKET, CREATED, FIRST, GRACE, KEEP, LAST, STREAM, batch, encoder
 from tests.simulation.scheduler import BY_THREAD, NOW, AtOnce, ask
 from tests.simulation.store import Operation, SimulatedDriver
 
@@ -84,7 +85,20 @@ def erase() -> Outcome:
 
 
 def read() -> Outcome:
-    request = ReadRequest(files=open_archive(URL, {}), stream=STREAM)
+    return _read(Selection())
+
+
+SELECTED = 4
+"""The sequence that `select` begins with, in its key in every archive."""
+
+
+def select() -> Outcome:
+    """Reads a key from a time on."""
+    return _read(Selection(keys=["a"], start=datetime.fromtimestamp(BUCKET, UTC) + timedelta(microseconds=SELECTED)))
+
+
+def _read(selection: Selection) -> Outcome:
+    request = ReadRequest(files=open_archive(URL, {}), stream=STREAM, selection=selection)
     rows = [
         row
         for part in read_planned(request.plan)
@@ -180,7 +194,7 @@ def refused(work: Callable[[], Outcome]) -> Callable[[], Outcome]:
 
 
 ACTORS: dict[str, Callable[[], Outcome]] = {
-    work.__name__: refused(work) for work in (maintain, expire, erase, read, write, other, again, mark, verify)
+    work.__name__: refused(work) for work in (maintain, expire, erase, read, select, write, other, again, mark, verify)
 }
 
 

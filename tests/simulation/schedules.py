@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations_with_replacement, product
 
-from tests.simulation.world import ARCHIVES, FAULTS, PLAYERS, Schedule, ViolationError, World
+from tests.simulation.world import ARCHIVES, FAULTS, PLAYERS, READERS, Schedule, ViolationError, World
 
 
 def interleavings(archive: str, actors: tuple[str, str], conditional: bool) -> Iterator[World]:
@@ -56,7 +56,7 @@ def units(seed: int) -> Iterator[tuple[str, tuple[str, ...], bool]]:
 
     The order follows from the seed, but what has found most comes first.
     """
-    threes = product([name for name in PLAYERS if name != "read"], repeat=3)
+    threes = product([name for name in PLAYERS if name not in READERS], repeat=3)
     choices = [*((name,) for name in PLAYERS), *combinations_with_replacement(PLAYERS, 2), *threes]
     found = [
         (archive, actors, conditional)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.simulation import catalogue
-from tests.simulation.actors import ACTORS, CAPTURES, ERASED, Outcome
+from tests.simulation.actors import ACTORS, CAPTURES, ERASED, SELECTED, Outcome
 from tests.simulation.catalogue import BEGIN, DAY, GRACE, INTERVAL, KEEP, LAST, Identity
 from tests.simulation.scheduler import Actor, Ended, Run
 from tests.simulation.store import CHANGES, Answer, Files, Operation, StoredFile
@@ -254,7 +254,8 @@ class World:
             raise ViolationError(f"lost: {sorted(lost)}")
         if self.damaged:
             return
-        self._check_read(observed("read", files), required, alone=True)
+        for name in READERS:
+            self._check_read(name, observed(name, files), required, alone=True)
         said = observed("mark", files)
         if said[0] == "marked" and self.positions and said[1] > min(self.positions.values()):
             raise ViolationError(f"the watermark is {said[1]}, captures are at {self.positions}")
@@ -270,7 +271,9 @@ class World:
         if missing := set(contents(files[removed].content)) - stored(old).keys() - self.gone():
             raise ViolationError(f"removed before its grace has passed: {sorted(missing)}")
 
-    def _check_read(self, outcome: Outcome, required: set[Identity], *, alone: bool) -> None:
+    def _check_read(self, name: str, outcome: Outcome, required: set[Identity], *, alone: bool) -> None:
+        if name == "select":
+            required = required & {catalogue.identity(SELECTED)}
         if outcome[0] != "read":
             if alone and required:
                 raise ViolationError(f"cannot be read: {outcome}")
@@ -284,8 +287,8 @@ class World:
     def _check_outcome(self, name: str, outcome: Outcome, required: set[Identity]) -> None:
         if self.damaged:
             return
-        if name == "read":
-            self._check_read(outcome, required & self.required(), alone=False)
+        if name in READERS:
+            self._check_read(name, outcome, required & self.required(), alone=False)
         elif outcome == ("erased", ()) and self.listed[name][-2] == self._others(name):  # the last one is no search
             there = [message for message in stored(self.files.files) if message[0] == ERASED]
             if there:
@@ -366,7 +369,8 @@ def observed(name: str, files: Content) -> Outcome:
 
 KILLED = {"tombstone": ("two", "erase", 1), "merged": ("three", "maintain", 1), "expiring": ("old", "expire", 1)}
 """Archives with an actor that was killed after so many changes."""
-PLAYERS = ("maintain", "expire", "erase", "read", "write", "other", "again")
+READERS = ("read", "select")
+PLAYERS = ("maintain", "expire", "erase", "write", "other", "again", *READERS)
 ARCHIVES = (*catalogue.ARCHIVES, *KILLED)
 
 
