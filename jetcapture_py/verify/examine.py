@@ -183,9 +183,10 @@ class ObjectExaminer:
 
         `entries` are those of its footer, `low` and `high` its earliest and latest timestamp.
         """
-        return (
-            True if self.incarnation is None else self.incarnation.holds(entries.get("stream_created", ""), low, high)
-        )
+        created = entries.get("stream_created", "")
+        if self.incarnation is None:
+            return None if "," in created else True  # several may share a sequence
+        return self.incarnation.holds(created, low, high)
 
     def _current(
         self, seqs: Seqs, times: Micros, entries: Mapping[str, str], low: int, high: int

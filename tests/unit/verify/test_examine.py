@@ -145,6 +145,12 @@ def test_a_merged_object_is_judged_by_its_times_unless_all_of_it_is_of_one_life(
         assert len(found.sequences) == counts[0]
 
 
+def test_without_a_known_life_an_object_of_two_has_only_the_sequences_that_are_in_it(tmp_path: Path) -> None:
+    block = encoded([(1, NOW), (1, NOW + 9), (3, NOW + 10)], created=f"{CREATED},2024-02-01T00:00:00Z")
+    found = look(tmp_path, block, life=None)
+    assert (found.range, found.seqs.tolist(), found.messages) == (None, [1, 1, 3], 3)
+
+
 def test_a_flipped_bit_anywhere_is_found_and_one_in_the_footer_without_reading_more(tmp_path: Path) -> None:
     block, chance = encoded(MESSAGES), random.Random(1)
     data = block.data.to_pybytes()
