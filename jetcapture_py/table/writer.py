@@ -278,10 +278,14 @@ def delete_files(table: Table, forgotten: Collection[Snapshot], listed: str) -> 
     `listed` is the entry of a summary with the location of a further file.
     """
 
+    known: dict[str, list[str]] = {}  # snapshots share most manifests
+
     def files(io: FileIO, snapshot: Snapshot) -> Iterator[str]:
         for part in snapshot.manifests(io):
+            if part.manifest_path not in known:
+                known[part.manifest_path] = [entry.data_file.file_path for entry in part.fetch_manifest_entry(io)]
             yield part.manifest_path
-            yield from (entry.data_file.file_path for entry in part.fetch_manifest_entry(io))
+            yield from known[part.manifest_path]
         if snapshot.summary and (place := snapshot.summary[listed]):
             yield place
 

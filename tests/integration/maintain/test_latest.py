@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Iterable
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +208,21 @@ def test_a_pass_that_is_killed_between_the_tables_is_repeated(tmp_path: Path, mo
         monkeypatch.setattr(latest._Change, "commit", commit)
         world.maintain()
         assert world.table() == world.expected()
+
+
+def test_what_was_replaced_an_hour_ago_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latest, "SNAPSHOT_AGE", timedelta())
+    monkeypatch.setattr(latest, "_ROWS", 4)
+    world = World(tmp_path)
+    for _ in range(4):
+        world.publish(30)
+        world.maintain()
+        assert world.table() == world.expected()
+    for name in ("n.now", "n.now_deleted"):
+        files = {task.file.file_path for task in world.load(name).scan().plan_files()}
+        directory = tmp_path / "archive" / "_table" / name
+        assert {f"file://{path}" for path in (directory / "data").rglob("*.parquet")} == files
+        assert len(list((directory / "objects").glob("*"))) == (name == "n.now")
 
 
 def test_an_erasure_drops_the_table_with_its_files(tmp_path: Path) -> None:
