@@ -40,7 +40,7 @@ from jetcapture_py.reading.bucket import (
 )
 from jetcapture_py.reading.columns import Columns, outputs
 from jetcapture_py.reading.plan import Dedupe, ReadPlan, ReadRequest, list_objects
-from jetcapture_py.reading.selection import Keys, Latest, Moment, Selection, new_lives
+from jetcapture_py.reading.selection import Keys, Latest, Moment, Selection
 from jetcapture_py.store.credentials import with_secrets
 from spark_jobs.datasource.boundary import Boundary, BoundaryFinder, OwnMessages
 from spark_jobs.datasource.options import ReadOptions
@@ -141,7 +141,7 @@ def read_latest(
         needed=named_in(*latest.by, order, deleted or ""),
     )
     plan = request.plan()
-    frame = newest(_rows(spark, location, plan, engine), latest, new_lives(location.files, stream))
+    frame = newest(_rows(spark, location, plan, engine), latest, latest.lives(location.files, stream))
     return frame if columns is None or callable(columns) else _select(frame, plan.outputs)
 
 

@@ -27,7 +27,7 @@ from jetcapture_py.errors import JetcaptureError, VanishedError
 from jetcapture_py.reading.columns import INSTANT, Nulled, is_cast
 from jetcapture_py.reading.convert import convert, forced
 from jetcapture_py.reading.plan import Bound, ReadPlan, list_objects
-from jetcapture_py.reading.selection import Latest, new_lives
+from jetcapture_py.reading.selection import Latest
 from jetcapture_py.store.archive import AGAIN, ArchiveFiles, File
 from jetcapture_py.store.object_file import ObjectParts
 from jetcapture_py.text import MAX_LOGGED, one_line
@@ -322,7 +322,7 @@ class ArchiveViews:
 
     def _latest(self, plan: ReadPlan, latest: Latest) -> str:
         """Return the SELECT of a plan's newest rows. Only the newest one's location by key is kept in memory."""
-        lives = new_lives(plan.files, plan.directory)
+        lives = latest.lives(plan.files, plan.directory)
         order = ", ".join(order_of(latest, lives, several_rows=plan.table.several_rows))
         by = ", ".join(f"({expression})" for expression in latest.by)
         newest = f"SELECT arg_max({_COPY}, ROW({order})) AS {_COPY} FROM _nats_rows GROUP BY {by}"
@@ -423,7 +423,7 @@ class ArchiveViews:
 
 
 def order_of(latest: Latest, lives: Iterable[int], *, several_rows: bool) -> list[str]:
-    """Return the expressions by which rows are ordered, of a stream with these `new_lives`."""
+    """Return the expressions by which rows are ordered, of a stream with these `Latest.lives`."""
     seq, time = layout.SEQ, layout.TIMESTAMP
     if latest.order == seq:
         begun = " + ".join(f"(epoch_us({time}) >= {created})::INT" for created in lives)

@@ -18,7 +18,7 @@ from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.columns import Columns, listed, outputs, take_nulled
 from jetcapture_py.reading.duckdb import LATEST, archive_views, order_of
 from jetcapture_py.reading.plan import Dedupe, Objects, ReadRequest
-from jetcapture_py.reading.selection import Keys, Latest, Moment, Selection, new_lives
+from jetcapture_py.reading.selection import Keys, Latest, Moment, Selection
 from jetcapture_py.retry import retried
 from jetcapture_py.store.archive import open_archive
 
@@ -126,7 +126,7 @@ def newest_rows(request: ReadRequest, objects: Objects, latest: Latest, kept: pa
                 plan = request.plan(objects, besides=kept, for_sql=True)
                 views.check(plan, latest)
                 views.create_latest(LATEST, plan, replace(latest, deleted=None))
-            yield NewestRows(connection, latest, new_lives(request.files, request.stream), found=bool(objects))
+            yield NewestRows(connection, latest, latest.lives(request.files, request.stream), found=bool(objects))
         except duckdb.Error as error:
             raise views.explained(error) from error
 

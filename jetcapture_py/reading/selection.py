@@ -143,13 +143,14 @@ class Latest:
         if not self.by or not all(expression.strip() for expression in self.by):
             raise JetcaptureError("by: expected at least one column or expression")
 
+    def lives(self, files: ArchiveFiles, stream: str) -> list[int]:
+        """Return when the stream was created again and began its sequences anew, in microseconds since 1970.
 
-def new_lives(files: ArchiveFiles, stream: str) -> list[int]:
-    """Return when a stream was created again and began its sequences anew, in microseconds since 1970.
-
-    Raises JetcaptureError.
-    """
-    return [moment(config.created) for config in files.stream_configs(stream)[1:] if not config.continues]
+        None in another order. Raises JetcaptureError.
+        """
+        if self.order != layout.SEQ:
+            return []
+        return [moment(config.created) for config in files.stream_configs(stream)[1:] if not config.continues]
 
 
 def _seconds(start: datetime | None, end: datetime | None) -> tuple[float, float]:

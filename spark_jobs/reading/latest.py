@@ -26,10 +26,10 @@ _AGE = "_nats_row, from the newest"
 
 
 def newest(frame: DataFrame, latest: Latest, lives: Sequence[int]) -> DataFrame:
-    """Return the newest row of each key; `lives` are those of `new_lives`. Raises JetcaptureError."""
+    """Return the newest row of each key; `lives` are its `lives`. Raises JetcaptureError."""
     by = [_expression(frame, "by", text) for text in latest.by]
     order = [_expression(frame, "order", latest.order)]
-    if latest.order == layout.SEQ and lives:
+    if lives:
         stored = sf.unix_micros(layout.TIMESTAMP)
         order.insert(0, reduce(Column.__add__, ((stored >= created).cast("int") for created in lives)))
     order += [sf.col(name) for name in (layout.TIMESTAMP, layout.SEQ, layout.ROW) if name in frame.columns]

@@ -36,8 +36,9 @@ from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scan import survey
 from jetcapture_py.verify.scope import Removed
 from tests.simulation.catalogue import BEGIN, BUCKET, CREATED, FIRST, GRACE, KEEP, LAST, STREAM, batch, encoder
-from tests.simulation.scheduler import BY_THREAD, NOW, AtOnce, ask
+from tests.simulation.scheduler import BY_THREAD, NOW, ask
 from tests.simulation.store import Operation, SimulatedDriver
+from tests.support.worlds import AtOnce
 
 URL = "memory://archive"
 ERASED = 3

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from typing import Any, NamedTuple
 
 from tests.simulation.store import Answer, Operation
@@ -166,18 +165,3 @@ class Run:
             node = None if node is None else node.following.get(answer)
             live.answer(answer)
         return live
-
-
-class AtOnce(Executor):
-    """Does the work in the thread of the actor."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def submit(self, do: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        done: Future[Any] = Future()
-        try:
-            done.set_result(do(*arguments, **named))
-        except BaseException as error:
-            done.set_exception(error)
-        return done
