@@ -46,7 +46,7 @@ def part(count: int, seed: int, processes: int, number: int) -> Part:
     return done, failed
 
 
-def _units(seed: int, processes: int, number: int) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+def _units(seed: int, processes: int, number: int) -> Iterator[tuple[str, tuple[str, ...], str]]:
     return islice(units(seed), number, None, processes)
 
 

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations_with_replacement, product
 
+from tests.simulation.store import STORES
 from tests.simulation.world import ARCHIVES, FAULTS, PLAYERS, READERS, Schedule, ViolationError, World
 
 
-def interleavings(archive: str, actors: tuple[str, str], conditional: bool) -> Iterator[World]:
+def interleavings(archive: str, actors: tuple[str, str], store: str) -> Iterator[World]:
     """Every interleaving of two actors with at most two changes of turn, also with a stop of the one that is left.
 
     Yields worlds that have been run.
@@ -22,36 +23,36 @@ def interleavings(archive: str, actors: tuple[str, str], conditional: bool) -> I
         for i in range(1 << 30):
             for j in range(1 << 30):
                 turns = ((first, i), (second, j), (first, 1 << 30))
-                world = _ran(Schedule(archive, actors, turns, conditional=conditional))
+                world = _ran(Schedule(archive, actors, turns, store=store))
                 yield world
                 if not world.used[1]:
                     break
                 yield _ran(replace(world.schedule, faults=((second, j, "stop"),)))
-            yield _ran(Schedule(archive, actors, ((first, i),), ((first, i, "stop"),), conditional))
+            yield _ran(Schedule(archive, actors, ((first, i),), ((first, i, "stop"),), store))
             if not world.used[0]:
                 break
 
 
-def interruptions(archive: str, actors: tuple[str, str, str], conditional: bool) -> Iterator[World]:
+def interruptions(archive: str, actors: tuple[str, str, str], store: str) -> Iterator[World]:
     """Every interruption of one actor by two others, which then run to their end. Yields worlds that have been run."""
     for step in range(1 << 30):
-        world = _ran(Schedule(archive, actors, ((0, step), (1, 1 << 30), (2, 1 << 30)), conditional=conditional))
+        world = _ran(Schedule(archive, actors, ((0, step), (1, 1 << 30), (2, 1 << 30)), store=store))
         yield world
         if not world.used[0]:
             break
 
 
-def faults(archive: str, actor: str, conditional: bool) -> Iterator[World]:
+def faults(archive: str, actor: str, store: str) -> Iterator[World]:
     """Every fault at every operation of an actor that is alone. Yields worlds that have been run."""
     for fault in FAULTS:
         for step in range(1 << 30):
-            world = _ran(Schedule(archive, (actor,), (), ((0, step, fault),), conditional))
+            world = _ran(Schedule(archive, (actor,), (), ((0, step, fault),), store))
             yield world
             if world.steps[0] < step:
                 break
 
 
-def units(seed: int) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+def units(seed: int) -> Iterator[tuple[str, tuple[str, ...], str]]:
     """Every archive, one to three actors, and kind of store: arguments of `every`.
 
     The order follows from the seed, but what has found most comes first.
@@ -59,9 +60,9 @@ def units(seed: int) -> Iterator[tuple[str, tuple[str, ...], bool]]:
     threes = product([name for name in PLAYERS if name not in READERS], repeat=3)
     choices = [*((name,) for name in PLAYERS), *combinations_with_replacement(PLAYERS, 2), *threes]
     found = [
-        (archive, actors, conditional)
-        for archive, actors, conditional in product(ARCHIVES, choices, (True, False))
-        if _has(archive, actors) and (conditional or len(actors) < 3)
+        (archive, actors, store)
+        for archive, actors, store in product(ARCHIVES, choices, STORES)
+        if _has(archive, actors) and (store != "plain" or len(actors) < 3)
     ]
     random.Random(seed).shuffle(found)
     return iter(sorted(found, key=lambda unit: not _is_likely(unit[0], unit[1])))
@@ -77,13 +78,13 @@ def _is_likely(archive: str, actors: Sequence[str]) -> bool:
     return archive in ("pair", "copy") and len(actors) == 3 and actors[0] in pair and pair <= {*actors}
 
 
-def every(archive: str, actors: tuple[str, ...], conditional: bool) -> Iterator[World]:
+def every(archive: str, actors: tuple[str, ...], store: str) -> Iterator[World]:
     """Every fault of one actor, every interleaving of two, or every interruption of one by two others."""
     if len(actors) == 1:
-        return faults(archive, actors[0], conditional)
+        return faults(archive, actors[0], store)
     if len(actors) == 3:
-        return interruptions(archive, (actors[0], actors[1], actors[2]), conditional)
-    return interleavings(archive, (actors[0], actors[1]), conditional)
+        return interruptions(archive, (actors[0], actors[1], actors[2]), store)
+    return interleavings(archive, (actors[0], actors[1]), store)
 
 
 def at_random(seed: int) -> Schedule:
@@ -100,7 +101,9 @@ def at_random(seed: int) -> Schedule:
         for number in range(len(actors))
         for step in chance.sample(range(50), chance.choice([0, 0, 0, 1, 2]))
     )
-    return Schedule(archive, actors, turns, faults, len(actors) > 2 or chance.random() < 0.8)
+    return Schedule(
+        archive, actors, turns, faults, "conditional" if len(actors) > 2 or chance.random() < 0.8 else "plain"
+    )
 
 
 class FailedError(ViolationError):

@@ -13,6 +13,8 @@ import pyarrow as pa
 from jetcapture_py.store.ports import NEW, Entry
 
 CHANGES = {"write", "remove"}
+STORES = ("conditional", "plain")
+"""With conditional writes, and without."""
 
 
 class Operation(NamedTuple):
@@ -52,8 +54,8 @@ ERRORS: dict[str, Callable[[str], Exception]] = {
 class Files:
     """The files of a store by path. It lists what is there, as S3 does."""
 
-    def __init__(self, files: dict[str, StoredFile], *, conditional: bool = True) -> None:
-        self.files, self.conditional = files, conditional
+    def __init__(self, files: dict[str, StoredFile], store: str = "conditional") -> None:
+        self.files, self.store = files, store
 
     def do(self, operation: Operation, now: float) -> Answer:
         kind, path, argument = operation
@@ -74,7 +76,7 @@ class Files:
 
     def _write(self, path: str, file: StoredFile | None, argument: Any, now: float) -> Answer:
         content, condition = argument
-        if condition is not None and not self.conditional:
+        if condition is not None and self.store == "plain":
             return Answer(error="unknown header")
         if condition is not None and condition != (NEW if file is None else _tag(file.content)):
             return Answer(error="exists")

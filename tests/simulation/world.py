@@ -40,8 +40,8 @@ class Schedule:
     """Numbers of an actor and of operations."""
     faults: tuple[tuple[int, int, str], ...] = ()
     """Number of an actor, of its operation, and one of `FAULTS`."""
-    conditional: bool = True
-    """Whether the store has conditional writes."""
+    store: str = "conditional"
+    """One of `STORES`."""
 
 
 class ViolationError(AssertionError):
@@ -107,7 +107,7 @@ class World:
 
     def __post_init__(self) -> None:
         files, self.now, prepared = _prepared(self.schedule.archive)
-        self.files = Files(dict(files), conditional=self.schedule.conditional)
+        self.files = Files(dict(files), self.schedule.store)
         self.involved = {*self.schedule.actors, *prepared}
         self.acked = set(stored(self.files.files))
         self.used: list[bool] = []
@@ -265,7 +265,7 @@ class World:
     def _check_grace(self, removed: str) -> None:
         """What compaction removes is in objects that readers have had time to find; an erasure may touch them."""
         files = self.files.files
-        if removed not in files or "erase" in self.involved or not self.schedule.conditional:
+        if removed not in files or "erase" in self.involved or self.schedule.store == "plain":
             return
         old = {path: file for path, file in files.items() if path != removed and file.modified <= self.now - GRACE}
         if missing := set(contents(files[removed].content)) - stored(old).keys() - self.gone():

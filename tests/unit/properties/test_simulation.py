@@ -18,24 +18,24 @@ def _simulated() -> Iterator[None]:
 
 @pytest.mark.parametrize("archive", ["keys", "tombstone"])
 def test_every_interleaving_of_compaction_and_erasure(archive: str) -> None:
-    assert sum(1 for _ in interleavings(archive, ("maintain", "erase"), conditional=True)) > 1000
+    assert sum(1 for _ in interleavings(archive, ("maintain", "erase"), store="conditional")) > 1000
 
 
 @pytest.mark.parametrize("archive", ["two"])
 def test_every_interleaving_of_compaction_and_a_capture(archive: str) -> None:
-    assert sum(1 for _ in interleavings(archive, ("maintain", "write"), conditional=True)) > 1000
+    assert sum(1 for _ in interleavings(archive, ("maintain", "write"), store="conditional")) > 1000
 
 
 @pytest.mark.parametrize(
     ("archive", "actors"), [("pair", ("erase", "again", "maintain")), ("copy", ("maintain", "erase", "erase"))]
 )
 def test_every_interruption_by_two_others(archive: str, actors: tuple[str, str, str]) -> None:
-    assert sum(1 for _ in interruptions(archive, actors, conditional=True)) > 10
+    assert sum(1 for _ in interruptions(archive, actors, store="conditional")) > 10
 
 
 @pytest.mark.parametrize("actor", ["maintain", "expire", "erase", "write"])
 def test_every_fault_at_every_operation(actor: str) -> None:
-    assert sum(1 for _ in faults("old", actor, conditional=True)) > 40
+    assert sum(1 for _ in faults("old", actor, store="conditional")) > 40
 
 
 def test_schedules_at_random() -> None:
