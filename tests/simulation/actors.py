@@ -13,7 +13,6 @@ from unittest import mock
 
 import pyarrow as pa
 
-from jetcapture_py import store as stores
 from jetcapture_py import threads
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.watermark import ConsumerWatermark, Filters, path
@@ -28,7 +27,7 @@ from jetcapture_py.reading.plan import ReadRequest
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.rewriting import erase as erasure
 from jetcapture_py.rewriting.select import Condition
-from jetcapture_py.store import archive, change_note, object_file, open_store, read_erased
+from jetcapture_py.store import change_note, object_file, open_store, read_erased
 from jetcapture_py.store.archive import open_archive
 from jetcapture_py.store.objects import ObjectStore
 from jetcapture_py.verify.examine import ObjectExaminer
@@ -36,8 +35,9 @@ from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scan import survey
 from jetcapture_py.verify.scope import Removed
 from tests.simulation.catalogue import BEGIN, BUCKET, CREATED, FIRST, GRACE, KEEP, LAST, STREAM, batch, encoder
-from tests.simulation.scheduler import BY_THREAD, NOW, ask
-from tests.simulation.store import Operation, SimulatedDriver
+from tests.simulation.local import patches
+from tests.simulation.scheduler import BY_THREAD, NOW, STORE, ask
+from tests.simulation.store import Operation
 from tests.support.worlds import AtOnce
 
 URL = "memory://archive"
@@ -210,9 +210,6 @@ def simulated() -> Iterator[None]:
     """Give actors the simulated store and clock, and no threads of their own."""
     real_time, real_sleep = time.time, time.sleep
 
-    def opened(url: str, options: object) -> SimulatedDriver:
-        return SimulatedDriver(url.removeprefix("memory://"), ask)
-
     def is_actor() -> bool:
         return threading.current_thread() in BY_THREAD
 
@@ -224,8 +221,7 @@ def simulated() -> Iterator[None]:
 
     with ExitStack() as stack:
         for owner, name, value in (
-            (stores, "open_driver", opened),
-            (archive, "open_driver", opened),
+            *patches(ask, lambda: bool(ask(STORE).value == "local")),
             (time, "time", lambda: ask(NOW).value if is_actor() else real_time()),
             (time, "sleep", sleep),
             (random, "uniform", max),

@@ -106,22 +106,22 @@ class Actor:
         self.runs = 0
 
 
-NOW = Operation("now")
-"""The question for the time, which is no change of turn."""
+NOW, STORE = Operation("now"), Operation("store")
+"""The questions for the time and the kind of store, which are no change of turn."""
 
 
 class Run:
     """An actor in one schedule; `clock` tells it the time."""
 
-    def __init__(self, actor: Actor, clock: Callable[[], float]) -> None:
-        self.actor, self.steps, self._clock = actor, 0, clock
+    def __init__(self, actor: Actor, clock: Callable[[], float], store: str = "conditional") -> None:
+        self.actor, self.steps, self._clock, self._store = actor, 0, clock, store
         self.stopped = False
         self._answers: list[Answer] = []
         self._live: Live | None = None
         if actor.root is None:
             actor.root = Node(self._caught_up().request)
         self._node = actor.root
-        self._tell_time()
+        self._tell()
 
     @property
     def request(self) -> Operation | Ended:
@@ -134,11 +134,11 @@ class Run:
     def answer(self, answer: Answer) -> None:
         self.steps += 1
         self._follow(answer)
-        self._tell_time()
+        self._tell()
 
-    def _tell_time(self) -> None:
-        while self._node.request == NOW:
-            self._follow(Answer(self._clock()))
+    def _tell(self) -> None:
+        while (request := self._node.request) in (NOW, STORE):
+            self._follow(Answer(self._clock() if request == NOW else self._store))
 
     def _follow(self, answer: Answer) -> None:
         self._answers.append(answer)

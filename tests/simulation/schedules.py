@@ -62,7 +62,7 @@ def units(seed: int) -> Iterator[tuple[str, tuple[str, ...], str]]:
     found = [
         (archive, actors, store)
         for archive, actors, store in product(ARCHIVES, choices, STORES)
-        if _has(archive, actors) and (store != "plain" or len(actors) < 3)
+        if _has(archive, actors) and _can_be(store, actors)
     ]
     random.Random(seed).shuffle(found)
     return iter(sorted(found, key=lambda unit: not _is_likely(unit[0], unit[1])))
@@ -71,6 +71,11 @@ def units(seed: int) -> Iterator[tuple[str, tuple[str, ...], str]]:
 def _has(archive: str, actors: Sequence[str]) -> bool:
     """Whether these actors can be in the archive: in bundles, 3 and 4 have other keys than these captures say."""
     return archive != "bundles" or not {"write", "again"} & {*actors}
+
+
+def _can_be(store: str, actors: Sequence[str]) -> bool:
+    """Whether so many actors can be on a store: without conditional writes and locks, three lose what two do not."""
+    return store != "plain" or len(actors) < 3
 
 
 def _is_likely(archive: str, actors: Sequence[str]) -> bool:
@@ -101,9 +106,8 @@ def at_random(seed: int) -> Schedule:
         for number in range(len(actors))
         for step in chance.sample(range(50), chance.choice([0, 0, 0, 1, 2]))
     )
-    return Schedule(
-        archive, actors, turns, faults, "conditional" if len(actors) > 2 or chance.random() < 0.8 else "plain"
-    )
+    stores = [store for store in STORES if _can_be(store, actors)]
+    return Schedule(archive, actors, turns, faults, chance.choice(stores))
 
 
 class FailedError(ViolationError):

@@ -6,15 +6,18 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from functools import lru_cache
+from itertools import count
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from jetcapture_py.store.ports import NEW, Entry
 
-CHANGES = {"write", "remove"}
-STORES = ("conditional", "plain")
-"""With conditional writes, and without."""
+CHANGES = {"write", "create", "rename", "remove"}
+STORES = ("conditional", "plain", "local")
+"""With conditional writes, without, and a directory."""
+ABANDONED = 3600.0
+"""Age in seconds after which a local archive loses a file that was not renamed."""
 
 
 class Operation(NamedTuple):
@@ -48,11 +51,12 @@ ERRORS: dict[str, Callable[[str], Exception]] = {
     "exists": FileExistsError,
     "unknown header": UnknownHeaderError,
     "lost": ConnectionError,
+    "locked": BlockingIOError,
 }
 
 
 class Files:
-    """The files of a store by path. It lists what is there, as S3 does."""
+    """The files of a store by path. It lists what is there, as S3 does; a directory in any order."""
 
     def __init__(self, files: dict[str, StoredFile], store: str = "conditional") -> None:
         self.files, self.store = files, store
@@ -61,6 +65,13 @@ class Files:
         kind, path, argument = operation
         if kind == "list":
             return Answer(tuple(self._list(path, deep=bool(argument))))
+        if kind in ("lock", "unlock"):
+            return Answer()
+        if kind == "create":
+            return self._create(path, argument[0], now)
+        if kind == "sweep":
+            self._sweep(path, now)
+            return Answer()
         file = self.files.get(path)
         if kind == "write":
             return self._write(path, file, argument, now)
@@ -70,9 +81,9 @@ class Files:
             start, end = argument
             return Answer(file.content[start:end])
         if kind == "stat":
-            return Answer(_entry(path, file))
+            return Answer(self._entry(path, file))
         del self.files[path]
-        return Answer()
+        return Answer(self._renamed(file, *argument)) if kind == "rename" else Answer()
 
     def _write(self, path: str, file: StoredFile | None, argument: Any, now: float) -> Answer:
         content, condition = argument
@@ -83,28 +94,48 @@ class Files:
         self.files[path] = StoredFile(content, now)
         return Answer()
 
+    def _create(self, path: str, content: bytes, now: float) -> Answer:
+        directory, _, name = path.rpartition("/")
+        hidden = next(path for n in count() if (path := f"{directory}/.{name}.{n}.tmp") not in self.files)
+        self.files[hidden] = StoredFile(content, now)
+        return Answer(hidden)
+
+    def _renamed(self, file: StoredFile, path: str, condition: str | None) -> bool:
+        made = condition != NEW or path not in self.files
+        if made:
+            self.files[path] = file
+        return made
+
+    def _sweep(self, directory: str, now: float) -> None:
+        for path in [*self.files]:
+            if path.rpartition("/")[0] == directory and is_hidden(path) and now - self.files[path].modified > ABANDONED:
+                del self.files[path]
+
     def _list(self, directory: str, *, deep: bool) -> Iterator[Entry]:
         seen = set()
-        for path in sorted(self.files):
+        for path in sorted(self.files, reverse=self.store == "local"):
             rest = path.removeprefix(f"{directory}/")
             if rest == path:
                 continue
             name, divided, _ = rest.partition("/")
             if deep or not divided:
-                yield _entry(path, self.files[path])
+                yield self._entry(path, self.files[path])
             elif name not in seen:
                 seen.add(name)
                 yield Entry(f"{directory}/{name}", directory=True)
+
+    def _entry(self, path: str, file: StoredFile) -> Entry:
+        return Entry(path, len(file.content), file.modified, None if self.store == "local" else _tag(file.content))
+
+
+def is_hidden(path: str) -> bool:
+    return path.endswith(".tmp")
 
 
 @lru_cache(1 << 14)
 def _tag(content: bytes) -> str:
     """S3's tags follow from the content, too."""
     return hashlib.md5(content).hexdigest()
-
-
-def _entry(path: str, file: StoredFile) -> Entry:
-    return Entry(path, len(file.content), file.modified, _tag(file.content))
 
 
 class SimulatedDriver:

@@ -17,7 +17,7 @@ from tests.simulation import catalogue
 from tests.simulation.actors import ACTORS, CAPTURES, ERASED, SELECTED, Outcome
 from tests.simulation.catalogue import BEGIN, DAY, GRACE, INTERVAL, KEEP, LAST, Identity
 from tests.simulation.scheduler import Actor, Ended, Run
-from tests.simulation.store import CHANGES, Answer, Files, Operation, StoredFile
+from tests.simulation.store import CHANGES, Answer, Files, Operation, StoredFile, is_hidden
 
 FAULTS = ("stop", "lost", "not done", "jump", "damaged")
 """The process ends; the operation is done, or not done, and its answer is lost; an hour passes; an object that is made
@@ -80,10 +80,10 @@ def contents(data: bytes) -> tuple[Identity, ...]:
 _COLUMNS = {"_nats_seq": pa.int64(), "_nats_timestamp": pa.int64(), "_nats_payload": pa.binary()}
 
 
-def stored(files: Content) -> Counter[Identity]:
+def stored(files: Content, *, hidden: bool = False) -> Counter[Identity]:
     found: Counter[Identity] = Counter()
     for path, file in files.items():
-        if path.endswith(".parquet"):
+        if path.endswith(".parquet") or (hidden and is_hidden(path) and ".parquet." in path):
             found.update(contents(file.content))
     return found
 
@@ -102,6 +102,8 @@ class World:
     changes: Counter[str] = field(default_factory=Counter)
     damaged: bool = False
     """Whether an object is: then it is only said that nothing else is removed."""
+    locks: dict[str, int] = field(default_factory=dict)
+    """The number of the actor that has each lock."""
     positions: dict[str, int] = field(default_factory=dict)
     """Up to which sequence a capture that has begun has acknowledged everything."""
 
@@ -117,14 +119,16 @@ class World:
 
     def run(self) -> None:
         """Raises ViolationError."""
-        runs = [Run(_ACTORS[name], lambda: self.now) for name in self.schedule.actors]
+        runs = [Run(_ACTORS[name], lambda: self.now, self.schedule.store) for name in self.schedule.actors]
         self._faults = {(number, step): fault for number, step, fault in self.schedule.faults}
         self._required: list[set[Identity]] = [set() for _ in runs]
         try:
             for number, count in self.schedule.turns:
                 self.used.append(self._turn(number, runs[number], count))
-            for number, run in enumerate(runs):
+            for number, run in [*enumerate(runs)] * len(runs):  # who waits for a lock goes on after the others
                 self._turn(number, run, 1 << 30)
+            if not all(run.over for run in runs):
+                raise ViolationError("each waits for a lock that another one has")
         finally:
             for run in runs:
                 run.close()
@@ -133,19 +137,23 @@ class World:
 
     def _turn(self, number: int, run: Run, count: int) -> bool:
         for _ in range(count):
-            if run.over:
+            if run.over or self._is_waiting(run):
                 return False
             self._step(number, run)
         while self._has_looked(run):
             self._step(number, run)
         return True
 
+    def _is_waiting(self, run: Run) -> bool:
+        """Whether another one has the lock."""
+        return run.request[0] == "lock" and run.request[1] in self.locks
+
     def _has_looked(self, run: Run) -> bool:
         """Whether a compaction is about to remove what it has looked at.
 
-        No store has a lock for both: an erasure and another one, or another compaction, would lose messages in between.
+        No remote store has a lock for both: an erasure and another one, or another compaction, would lose messages.
         """
-        crowded = len(self.schedule.actors) > 2 and "erase" in self.schedule.actors
+        crowded = self.schedule.store != "local" and len(self.schedule.actors) > 2 and "erase" in self.schedule.actors
         return crowded and run.actor.name == "maintain" and not run.over and run.request[0] == "remove"
 
     def _step(self, number: int, run: Run) -> None:
@@ -157,11 +165,17 @@ class World:
         if fault == "stop":
             self._tell(name, "is killed")
             run.stopped = True
+            self.locks = {path: holder for path, holder in self.locks.items() if holder != number}
             return
         if fault == "jump":
             self._tell(name, "waits for an hour")
             self.now += HOUR
-        run.answer(self._done(name, operation, fault))
+        answer = self._done(name, operation, fault)
+        if operation.kind == "lock" and not answer.error:
+            self.locks[operation.path] = number
+        elif operation.kind == "unlock":
+            del self.locks[operation.path]
+        run.answer(answer)
         if isinstance(run.request, Ended):
             self._tell(name, f"ends: {run.request.outcome}")
             self._check_outcome(name, run.request.outcome, self._required[number])
@@ -182,17 +196,24 @@ class World:
             return Answer()
         if kind == "remove" and name == "maintain":
             self._check_grace(path)
-        if kind in CHANGES and fault in ("lost", "not done"):
+        if kind == "lock" and fault == "not done":
+            answer = Answer(error="locked")  # it has been waited for too long
+        elif kind in CHANGES and fault in ("lost", "not done"):
             answer = Answer(error="lost")
             if fault == "lost":
                 self.files.do(operation, self.now)
-        elif fault == "damaged" and kind == "write" and name in ("maintain", "erase") and path.endswith(".parquet"):
+        elif (
+            fault == "damaged"
+            and kind in ("write", "create")
+            and name in ("maintain", "erase")
+            and path.endswith(".parquet")
+        ):
             self.damaged = True
             answer = self.files.do(Operation(kind, path, (damaged(argument[0]), argument[1])), self.now)
         else:
             answer = self.files.do(operation, self.now)
         if self.told is not None:
-            rest = f" {argument[1] or ''}" if kind == "write" else ""
+            rest = f" {argument[1] or ''}" if kind in ("write", "rename") else ""
             told = f" ({fault})" if fault and kind in CHANGES else ""
             self._tell(
                 name, f"{kind} {path.removeprefix('archive/')}{rest}{told}{answer.error and f': {answer.error}'}"
@@ -213,7 +234,7 @@ class World:
 
     def _alone(self, name: str) -> Outcome:
         """Run an actor to its end, and change what it changes."""
-        run = Run(_ACTORS[name], lambda: self.now)
+        run = Run(_ACTORS[name], lambda: self.now, self.schedule.store)
         try:
             while not run.over:
                 assert isinstance(run.request, Operation)
@@ -246,7 +267,13 @@ class World:
         """After a change: nothing is lost, and whoever reads now gets each message once."""
         files = self.files.files
         at = frozenset((path, file.content) for path, file in files.items())
-        key = (at, frozenset(self.acked), frozenset(self.involved), *sorted(self.positions.items()))
+        key = (
+            self.schedule.store == "local",
+            at,
+            frozenset(self.acked),
+            frozenset(self.involved),
+            *sorted(self.positions.items()),
+        )
         if key in _CHECKED:
             return
         required = self.required()
@@ -255,8 +282,8 @@ class World:
         if self.damaged:
             return
         for name in READERS:
-            self._check_read(name, observed(name, files), required, alone=True)
-        said = observed("mark", files)
+            self._check_read(name, observed(name, files, self.schedule.store), required, alone=True)
+        said = observed("mark", files, self.schedule.store)
         if said[0] == "marked" and self.positions and said[1] > min(self.positions.values()):
             raise ViolationError(f"the watermark is {said[1]}, captures are at {self.positions}")
         self._check_proof()
@@ -290,13 +317,13 @@ class World:
         if name in READERS:
             self._check_read(name, outcome, required & self.required(), alone=False)
         elif outcome == ("erased", ()) and self.listed[name][-2] == self._others(name):  # the last one is no search
-            there = [message for message in stored(self.files.files) if message[0] == ERASED]
+            there = [message for message in stored(self.files.files, hidden=True) if message[0] == ERASED]
             if there:
                 raise ViolationError(f"the certificate says that nothing remains: {there}")
 
     def _check_proof(self) -> None:
         files = self.files.files
-        counted, gone = observed("verify", files), {seq for seq, _ in self.gone()}
+        counted, gone = observed("verify", files, self.schedule.store), {seq for seq, _ in self.gone()}
         if counted[0] != "counted":
             raise ViolationError(f"cannot be verified: {counted}")
         seqs = set(counted[1])
@@ -314,7 +341,7 @@ class World:
         self.now = LATER
         self.files.files = {path: StoredFile(file.content, self.now - DAY) for path, file in self.files.files.items()}
         chosen = [name for name in SETTLING if name in {*self.involved, "maintain"}]
-        key = (frozenset(self.files.files.items()), tuple(chosen), frozenset(self.acked))
+        key = (self.schedule.store, frozenset(self.files.files.items()), tuple(chosen), frozenset(self.acked))
         if self.told is None and key in _SETTLED:
             return
         for name in filter(CAPTURES.__contains__, chosen):  # messages without an acknowledgement come again
@@ -345,19 +372,19 @@ class World:
 _CHECKED: set[tuple[object, ...]] = set()
 _SETTLED: set[tuple[object, ...]] = set()
 _ACTORS = {name: Actor(name, work) for name, work in ACTORS.items()}
-_OBSERVED: dict[tuple[str, frozenset[tuple[str, bytes]]], Outcome] = {}
+_OBSERVED: dict[tuple[str, bool, frozenset[tuple[str, bytes]]], Outcome] = {}
 
 
-def observed(name: str, files: Content) -> Outcome:
+def observed(name: str, files: Content, store: str) -> Outcome:
     """What an actor that changes nothing says of these files."""
-    key = (name, frozenset((path, file.content) for path, file in files.items()))
+    key = (name, store == "local", frozenset((path, file.content) for path, file in files.items()))
     if key not in _OBSERVED:
-        run = Run(_ACTORS[name], lambda: LATER)
-        store = Files({path: StoredFile(file.content, float(BEGIN)) for path, file in files.items()})
+        run = Run(_ACTORS[name], lambda: LATER, store)
+        there = Files({path: StoredFile(file.content, float(BEGIN)) for path, file in files.items()}, store)
         try:
             while not run.over:
                 assert isinstance(run.request, Operation)
-                run.answer(store.do(run.request, LATER))
+                run.answer(there.do(run.request, LATER))
         finally:
             run.close()
         assert isinstance(run.request, Ended)

@@ -29,13 +29,15 @@ def test_every_interleaving_of_compaction_and_a_capture(archive: str) -> None:
 @pytest.mark.parametrize(
     ("archive", "actors"), [("pair", ("erase", "again", "maintain")), ("copy", ("maintain", "erase", "erase"))]
 )
-def test_every_interruption_by_two_others(archive: str, actors: tuple[str, str, str]) -> None:
-    assert sum(1 for _ in interruptions(archive, actors, store="conditional")) > 10
+@pytest.mark.parametrize("store", ["conditional", "local"])
+def test_every_interruption_by_two_others(archive: str, actors: tuple[str, str, str], store: str) -> None:
+    assert sum(1 for _ in interruptions(archive, actors, store)) > 10
 
 
+@pytest.mark.parametrize("store", ["conditional", "local"])
 @pytest.mark.parametrize("actor", ["maintain", "expire", "erase", "write"])
-def test_every_fault_at_every_operation(actor: str) -> None:
-    assert sum(1 for _ in faults("old", actor, store="conditional")) > 40
+def test_every_fault_at_every_operation(actor: str, store: str) -> None:
+    assert sum(1 for _ in faults("old", actor, store)) > 40
 
 
 def test_schedules_at_random() -> None:
