@@ -33,7 +33,7 @@ from jetcapture_py.store.credentials import RenewedDriver, with_secrets
 from jetcapture_py.store.local import LocalDriver
 from jetcapture_py.store.object_file import PIECE, ObjectFile, ObjectParts
 from jetcapture_py.store.objects import ObjectStore, root_of
-from jetcapture_py.store.ports import Entry, RemoteDriver
+from jetcapture_py.store.ports import Entry, RemoteDriver, is_unknown_header, is_unmet
 from jetcapture_py.store.protection import Protection, azure_protection, s3_protection
 from jetcapture_py.store.root import NOT_OURS
 from jetcapture_py.text import one_line, without_credentials
@@ -89,6 +89,8 @@ class File:
     """The parsed path; None for files that are not objects."""
     modified: float | None = None
     """Modification time in seconds since the epoch; None if the store does not tell."""
+    tag: str | None = field(default=None, compare=False)
+    """The store's tag of its content, after `again`: the condition of its removal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +283,7 @@ class ArchiveFiles:
         """Refresh the file's size and time, because it may have been rewritten. Raises VanishedError, StoreError."""
         with self._explained(file.path, Exception):  # drivers raise different errors
             entry = self._driver.stat(file.place)
-            return replace(file, size=entry.size, modified=entry.modified)
+            return replace(file, size=entry.size, modified=entry.modified, tag=entry.tag)
 
     def refuse_changed(self, file: File, error: Exception | None = None) -> None:
         """Raise VanishedError if the object is gone, or was stored again by a redelivery since it was listed."""
@@ -365,12 +367,17 @@ class ArchiveFiles:
         return open_store(self.url, self._options) if self.local else ObjectStore(self._driver, self.url)
 
     def remove(self, file: File) -> None:
-        """Remove a file if it exists; objects are removed by `store.removal`. Raises StoreError."""
+        """Remove a file if it exists; objects are removed by `store.removal`. Raises StoreError, and VanishedError if
+        it no longer has its tag."""
         try:
-            self._driver.remove(file.place)
+            self._driver.remove(file.place, file.tag)
         except FileNotFoundError:
             return
         except Exception as error:
+            if file.tag is not None and is_unknown_header(error):
+                return self.remove(replace(file, tag=None))
+            if is_unmet(error):
+                raise VanishedError(f"{self.shown}/{file.path} was stored again: read it again") from error
             raise StoreError(f"cannot remove {self.shown}/{file.path}: {one_line(error)}") from error
 
     def move_aside(self, file: File) -> str:

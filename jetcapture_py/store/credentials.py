@@ -70,8 +70,8 @@ class RenewedDriver:
     def write(self, path: str, data: pa.Buffer, condition: str | None) -> None:
         self.attempt(lambda driver: driver.write(path, data, condition))
 
-    def remove(self, path: str) -> None:
-        self.attempt(lambda driver: driver.remove(path))
+    def remove(self, path: str, condition: str | None = None) -> None:
+        self.attempt(lambda driver: driver.remove(path, condition))
 
     def locked(self, name: str) -> AbstractContextManager[None]:
         return self.driver.locked(name)

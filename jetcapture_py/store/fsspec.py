@@ -135,8 +135,22 @@ class FsspecDriver:
                 error.add_note(f"if the server does not know checksums, set {_CHECKSUMS}: when_required")
             raise
 
-    def remove(self, path: str) -> None:
-        self._fs.rm_file(path, **self._limit())
+    def remove(self, path: str, condition: str | None = None) -> None:
+        if condition is None or not self.conditional:
+            self._fs.rm_file(path, **self._limit())
+            return
+        container, name, _ = self._fs.split_path(path)
+        if self.kind == "s3":
+            self.s3("delete_object", Bucket=container, Key=name, IfMatch=condition)
+            return
+        from azure.core.exceptions import ResourceNotFoundError
+        from fsspec.asyn import sync
+
+        client = self._fs.service_client.get_blob_client(container, name)
+        try:
+            sync(self._fs.loop, client.delete_blob, **_if_match(condition), **self._limit())
+        except ResourceNotFoundError as error:
+            raise FileNotFoundError(path) from error
 
     def locked(self, name: str) -> AbstractContextManager[Any]:  # noqa: ARG002  one lock for all
         return nullcontext() if self.conditional else _NOTES

@@ -112,7 +112,7 @@ class LocalDriver:
         if not made:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
 
-    def remove(self, path: str) -> None:
+    def remove(self, path: str, condition: str | None = None) -> None:  # noqa: ARG002  locks are enough
         Path(path).unlink()
 
     @contextlib.contextmanager

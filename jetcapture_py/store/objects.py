@@ -11,15 +11,14 @@ from jetcapture_py.archive.layout import PROBE, ObjectName, escape_key
 from jetcapture_py.errors import ConflictError, PermanentStoreError, StoreError
 from jetcapture_py.retry import retried_on_conflict
 from jetcapture_py.store.ports import (
-    CHANGED,
     NEW,
     Driver,
     NoteChange,
     described,
-    error_codes,
     is_permanent,
     is_there,
     is_unknown_header,
+    is_unmet,
     may_be_there,
 )
 
@@ -127,7 +126,7 @@ class ObjectStore:
             self._upload(path, pa.py_buffer(data), condition)
         except Exception as error:
             gone = condition not in (None, NEW) and isinstance(error, FileNotFoundError)
-            if condition and (gone or is_there(error) or error_codes(error) & CHANGED):
+            if condition and (gone or is_unmet(error)):
                 return False
             raise self._refused(path, error) from error
         return True

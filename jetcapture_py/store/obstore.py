@@ -219,7 +219,7 @@ class ObstoreDriver:
         with _explained():
             obstore.put(client, key, content, mode=mode, use_multipart=False, attributes=self._attributes)
 
-    def remove(self, path: str) -> None:
+    def remove(self, path: str, condition: str | None = None) -> None:  # noqa: ARG002  obstore has no condition for it
         import obstore
 
         client, key = self._located(path)

@@ -116,8 +116,8 @@ class Driver(Protocol):
         """Write a complete file: always (None), if it does not exist (`NEW`), or if it still has this tag."""
         ...
 
-    def remove(self, path: str) -> None:
-        """Remove a file."""
+    def remove(self, path: str, condition: str | None = None) -> None:
+        """Remove a file: always (None) or, if the store can, only if it still has this tag."""
         ...
 
     def locked(self, name: str) -> AbstractContextManager[None]:
@@ -165,7 +165,7 @@ _CREDENTIALS = {
 _CREDENTIAL_CODES = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId"}
 _PERMANENT = {"ParamValidationError"}
 _THERE = {"PreconditionFailed", "412", "BlobAlreadyExists"}
-CHANGED = {"PreconditionFailed", "412", "ConditionNotMet", "ConditionalRequestConflict", "409"}
+_CHANGED = {"PreconditionFailed", "412", "ConditionNotMet", "ConditionalRequestConflict", "409"}
 """Error codes of a conditional write after a concurrent change."""
 _UNKNOWN_HEADER = (400, 405, 501)
 """Answers of servers that do not know a header of the request."""
@@ -216,6 +216,11 @@ def is_there(error: BaseException) -> bool:
     """
     codes = error_codes(error) - {"None"}
     return bool(codes & _THERE) or (isinstance(error, FileExistsError) and not codes)
+
+
+def is_unmet(error: BaseException) -> bool:
+    """Whether the condition of a write or removal was not met."""
+    return is_there(error) or bool(error_codes(error) & _CHANGED)
 
 
 def may_be_there(error: BaseException) -> bool:

@@ -82,6 +82,8 @@ class Files:
             return Answer(file.content[start:end])
         if kind == "stat":
             return Answer(self._entry(path, file))
+        if kind == "remove" and self.store == "conditional" and argument not in (None, _tag(file.content)):
+            return Answer(error="exists")
         del self.files[path]
         return Answer(self._renamed(file, *argument)) if kind == "rename" else Answer()
 
@@ -166,8 +168,8 @@ class SimulatedDriver:
     def write(self, path: str, data: pa.Buffer, condition: str | None) -> None:
         self._do("write", path, (data.to_pybytes(), condition))
 
-    def remove(self, path: str) -> None:
-        self._do("remove", path)
+    def remove(self, path: str, condition: str | None = None) -> None:
+        self._do("remove", path, condition)
 
     def locked(self, name: str) -> nullcontext[None]:
         return nullcontext()

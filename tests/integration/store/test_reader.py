@@ -14,6 +14,7 @@ from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.errors import VanishedError
 from jetcapture_py.reading.arrow import read_archive
 from jetcapture_py.store.archive import SMALL, ArchiveFiles
+from jetcapture_py.store.objects import ObjectStore
 from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.scan import survey
 from tests.integration.store.conftest import Place
@@ -81,6 +82,21 @@ def test_what_is_gone_is_said_to_be(place: Place) -> None:
     for ask in (shelf.read, shelf.again, shelf.stream, lambda file: shelf.parquet(file).__enter__()):
         with pytest.raises(VanishedError, match="is gone"):
             ask(absent)
+
+
+@pytest.mark.parametrize("driver", ["fsspec"], indirect=True)
+@pytest.mark.parametrize("place", ["simulated", "moto", "real_s3", "azure"], indirect=True)
+def test_what_was_stored_again_is_not_removed(place: Place) -> None:
+    store, shelf = place.open(), ArchiveFiles(place.url, place.options)
+    assert isinstance(store, ObjectStore)
+    store.write_note("S/note", b"first")
+    looked_at = shelf.at("S/note")
+    store.write_note("S/note", b"again")
+    with pytest.raises(VanishedError, match="was stored again"):
+        shelf.remove(looked_at)
+    assert place.objects() == {"S/note": b"again"}
+    shelf.remove(shelf.again(looked_at))
+    assert place.objects() == {}
 
 
 ROWS, GROUPS = 60_000, 3
