@@ -6,8 +6,9 @@ Whatever else runs, every message stays in some object:
 - Right before an object is removed, it and its holders must be unchanged since they were read.
 - In a local archive, this check and the removal are one step, under a lock. If two programs would each remove the
   object that the other relies on, the second one finds its holder gone, and keeps its object. Remote stores have no
-  lock; there, the order of `compaction.plan` and the grace keep programs apart, unless a compaction stands still
-  between this check and the removal while an erasure runs twice, or another compaction and an erasure run.
+  lock; there, the order of `compaction.plan` and the grace keep programs apart, and an object is only removed if it
+  still has the tag that it had at this check. Of stores that do not obey that condition, docs/configuration.md says
+  what must not run at once.
 """
 
 from __future__ import annotations

@@ -140,21 +140,11 @@ class World:
             if run.over or self._is_waiting(run):
                 return False
             self._step(number, run)
-        while self._has_looked(run):
-            self._step(number, run)
         return True
 
     def _is_waiting(self, run: Run) -> bool:
         """Whether another one has the lock."""
         return run.request[0] == "lock" and run.request[1] in self.locks
-
-    def _has_looked(self, run: Run) -> bool:
-        """Whether a compaction is about to remove what it has looked at.
-
-        No remote store has a lock for both: an erasure and another one, or another compaction, would lose messages.
-        """
-        crowded = self.schedule.store != "local" and len(self.schedule.actors) > 2 and "erase" in self.schedule.actors
-        return crowded and run.actor.name == "maintain" and not run.over and run.request[0] == "remove"
 
     def _step(self, number: int, run: Run) -> None:
         operation, name = run.request, run.actor.name
