@@ -375,7 +375,8 @@ class ArchiveFiles:
             return
         except Exception as error:
             if file.tag is not None and is_unknown_header(error):
-                return self.remove(replace(file, tag=None))
+                self.remove(replace(file, tag=None))
+                return
             if is_unmet(error):
                 raise VanishedError(f"{self.shown}/{file.path} was stored again: read it again") from error
             raise StoreError(f"cannot remove {self.shown}/{file.path}: {one_line(error)}") from error
