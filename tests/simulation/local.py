@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
+from pathlib import PosixPath
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -27,6 +29,7 @@ class SimulatedLocalDriver(SimulatedDriver):
 
     def __init__(self, root: str, do: Do) -> None:
         super().__init__(root, do)
+        self.archive = SimpleNamespace(path=root, new=False, opened=nullcontext)
         self._known: set[str] = set()
 
     def _do(self, kind: str, path: str, argument: Any = None) -> Any:
@@ -46,13 +49,17 @@ class SimulatedLocalDriver(SimulatedDriver):
                 self._known.add(directory)
             hidden = self._do("create", path, (data.to_pybytes(), None))
             try:
-                made = self._do("rename", hidden, (path.removeprefix("/"), condition))
+                made = self.rename(hidden, path, condition)
             except OSError:
                 with suppress(OSError):
                     self._do("remove", hidden)
                 raise
         if not made:
             raise FileExistsError(path)
+
+    def rename(self, path: str, target: str, condition: str | None = None) -> bool:
+        made: bool = self._do("rename", path, (target.removeprefix("/"), condition))
+        return made
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
@@ -71,21 +78,30 @@ def patches(do: Do, is_local: Callable[[], bool]) -> Iterator[tuple[object, str,
         def __init__(self, root: str) -> None:
             super().__init__(root, do)
 
+    class MovedPath(PosixPath):
+        def rename(self, target: str | os.PathLike[str]) -> MovedPath:
+            Local("").rename(str(self), str(target))
+            return MovedPath(target)
+
     def opened(url: str, options: object) -> SimulatedDriver:
         root = url.rpartition("://")[2].removeprefix("/")
         return Local(f"/{root}") if is_local() else SimulatedDriver(root, do)
 
-    def opened_file(source: Any, *args: Any, **options: Any) -> ObjectFile:
+    def content(path: str) -> pa.BufferReader:
         """A file that is open stays as it is."""
-        read = pa.BufferReader(Local("").read(source)) if isinstance(source, str) else source
-        return ObjectFile(read, *args, **options)
+        return pa.BufferReader(Local("").read(path))
+
+    def opened_file(source: Any, *args: Any, **options: Any) -> ObjectFile:
+        return ObjectFile(content(source) if isinstance(source, str) else source, *args, **options)
 
     for module in (stores, archive):
         yield module, "open_driver", opened
         yield module, "LocalDriver", Local
+    yield archive, "Path", MovedPath
     yield archive, "ObjectFile", opened_file
-    yield os.path, "exists", partial(_exists, os.path.exists)
+    yield pa, "OSFile", partial(_either, content, pa.OSFile)
+    yield os.path, "exists", partial(_either, lambda _: True, os.path.exists)
 
 
-def _exists(real: Callable[[Any], bool], path: Any) -> bool:
-    return path == "/archive/ORDERS" or real(path)
+def _either(simulated: Callable[[str], Any], real: Callable[[Any], Any], path: Any) -> Any:
+    return (simulated if str(path).startswith("/archive/") else real)(path)

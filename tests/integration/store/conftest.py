@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +20,10 @@ import boto3  # type: ignore[import-untyped]
 import pytest
 from azure.storage.blob import BlobServiceClient
 
-from jetcapture_py import store
 from jetcapture_py.archive.layout import MARKER
-from jetcapture_py.store import Store, archive, open_store
-from tests.simulation.store import Answer, Files, Operation, SimulatedDriver
+from jetcapture_py.store import Store, open_store
+from tests.simulation.local import patches
+from tests.simulation.store import Answer, Files, Operation, StoredFile
 from tests.support import azurite, gcs
 from tests.support import s3 as servers
 from tests.support.drivers import options_for
@@ -40,6 +42,7 @@ LONG = {
     "test_an_azure_object_sent_in_blocks_is_not_written_again_either",
 }
 """Tests of which `make test` runs one driver's."""
+WITHOUT_DRIVER = ("local", "simulated", "simulated_local")
 SERVERS = {"real_s3", "azure", "azure_connection", "google", "served", "keeping"}
 """Fixtures of servers that are missing on most machines."""
 
@@ -73,6 +76,13 @@ class LocalPlace(Place):
     @property
     def url(self) -> str:  # type: ignore[override]
         return f"file://{self.root}"
+
+    def leave(self, path: str, age: float) -> None:
+        """Leave a file of this age there."""
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"half")
+        os.utime(file, (time.time() - age,) * 2)
 
     def objects(self) -> dict[str, bytes]:
         files = [path for path in self.root.rglob("*") if not path.is_dir() and path.name != MARKER]
@@ -132,7 +142,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent not in item.path.parents or not isinstance(item, pytest.Function):
             continue
         params = item.callspec.params if hasattr(item, "callspec") else {}
-        only = {"local": "fsspec", "simulated": "fsspec", "google": "obstore"}.get(str(params.get("place")))
+        only = {"google": "obstore", **dict.fromkeys(WITHOUT_DRIVER, "fsspec")}.get(str(params.get("place")))
         driver = params.get("driver")
         if only and driver not in (None, only):
             items.remove(item)
@@ -242,31 +252,49 @@ class SimulatedPlace(Place):
     """The store of `make simulate`, without its scheduler."""
 
     files: Files = field(default_factory=lambda: Files({}))
-    url = "simulated://archive"
     options: Mapping[str, Any] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
+    locks: dict[str, threading.Lock] = field(default_factory=lambda: defaultdict(threading.Lock))
+
+    @property
+    def url(self) -> str:  # type: ignore[override]
+        return "file:///archive" if self.is_local() else "simulated://archive"
+
+    def is_local(self) -> bool:
+        return self.files.store == "local"
 
     def objects(self) -> dict[str, bytes]:
         return {path.removeprefix("archive/"): file.content for path, file in self.files.files.items()}
 
+    def leave(self, path: str, age: float) -> None:
+        self.files.files[f"archive/{path}"] = StoredFile(b"half", time.time() - age)
+
     def do(self, operation: Operation) -> Answer:
-        with self.lock:
+        if operation.kind == "lock":
+            self.locks[operation.path].acquire()
+        elif operation.kind == "unlock":
+            self.locks[operation.path].release()
+        with self.locks["/"]:
             return self.files.do(operation, time.time())
+
+
+def _simulated(monkeypatch: pytest.MonkeyPatch, store: str) -> SimulatedPlace:
+    place = SimulatedPlace(Files({}, store))
+    for patch in patches(place.do, place.is_local):
+        monkeypatch.setattr(*patch)
+    return place
 
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> SimulatedPlace:
-    place = SimulatedPlace()
-
-    def opened(url: str, options: Mapping[str, Any]) -> SimulatedDriver:
-        return SimulatedDriver(url.removeprefix("simulated://"), place.do)
-
-    monkeypatch.setattr(store, "open_driver", opened)
-    monkeypatch.setattr(archive, "open_driver", opened)
-    return place
+    return _simulated(monkeypatch, "conditional")
 
 
-@pytest.fixture(params=["local", "simulated", "moto", "real_s3", "azure", "google"])
+@pytest.fixture
+def simulated_local(monkeypatch: pytest.MonkeyPatch) -> SimulatedPlace:
+    return _simulated(monkeypatch, "local")
+
+
+@pytest.fixture(params=["local", "simulated", "simulated_local", "moto", "real_s3", "azure", "google"])
 def place(request: pytest.FixtureRequest, driver: str) -> Place:
     found = request.getfixturevalue(request.param)
     assert isinstance(found, Place)

@@ -9,7 +9,6 @@ import random
 import stat
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -325,16 +324,15 @@ def test_a_directory_that_was_removed_meanwhile_is_made_again(local: LocalPlace)
     assert local.objects() == {name().path: b"again"}
 
 
-def test_what_a_killed_process_left_is_swept_and_what_another_one_writes_is_not(local: LocalPlace) -> None:
-    directory = local.root / name().directory
-    directory.mkdir(parents=True)
-    stale, fresh, other = (directory / each for each in (".a.parquet.1.tmp", ".b.parquet.2.tmp", "notes.txt"))
-    for path in (stale, fresh, other):
-        path.write_bytes(b"half")
-    for path, age in ((stale, 3700), (fresh, 3500), (other, 99_999)):
-        os.utime(path, (time.time() - age,) * 2)
-    put(local.open(), name(), b"content")
-    assert {path.name for path in directory.iterdir()} == {fresh.name, other.name, Path(name().path).name}
+@pytest.mark.parametrize("kind", ["local", "simulated_local"])
+def test_what_a_killed_process_left_is_swept_and_what_another_one_writes_is_not(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    place, directory = request.getfixturevalue(kind), name().directory
+    for file, age in ((".a.parquet.1.tmp", 3700), (".b.parquet.2.tmp", 3500), ("notes.txt", 99_999)):
+        place.leave(f"{directory}/{file}", age)
+    put(place.open(), name(), b"content")
+    assert place.objects().keys() == {f"{directory}/.b.parquet.2.tmp", f"{directory}/notes.txt", name().path}
 
 
 # ------------------------------------------------------------------ S3
