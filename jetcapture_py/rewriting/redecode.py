@@ -3,7 +3,8 @@
 Decoded messages are stored as by a capture, under their own sequence, timestamp, key and bucket. Then they leave the
 quarantine: its objects are rewritten without them (see `compaction.rewrite`). Other messages stay, with the new reason.
 Until the end, a message may be in both; it counts as archived, and after a killed run the next one finds it there.
-Right before a quarantine object is removed, every message that left it is read back from the archive.
+Right before a quarantine object is removed, every message that left it is read back from the archive, whose objects
+with such messages are read in full.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ class _Redecoder:
         if not done.dry_run:
             changes = [info for info in infos if self._changes(info, gone, reasons)]
             rewritten = [self._rewrite(Source(info.name, info.size), gone, reasons) for info in changes]
-            if len(self._find(gone)) < len(gone):
+            if len(self._find(gone, in_full=True)) < len(gone):
                 raise StoreError(
                     "messages that were stored are not in the archive; none was removed from the quarantine"
                 )
@@ -266,19 +267,23 @@ class _Redecoder:
         await self.recapture.put(encoded)
         self._done.objects += 1
 
-    def _find(self, messages: MessageSet) -> MessageSet:
-        """Return the messages that are in archive objects."""
+    def _find(self, messages: MessageSet, *, in_full: bool = False) -> MessageSet:
+        """Return the messages that are in archive objects. With `in_full`, read these objects in full; raise StoreError
+        if one is damaged."""
         examiner = ObjectExaminer(self._archive, None)
 
         def held(file: File) -> MessageSet:
             if file.name is None:
                 return _NONE
+            source = Source(file.name, file.size)
             try:
-                with self._budget.taken(searching(Source(file.name, file.size), local=self._archive.local)):
+                with self._budget.taken(searching(source, local=self._archive.local)):
                     seqs, times = examiner.positions(file, file.name)
+                    mask = messages.contains(seqs, times)
+                    if in_full and mask.any() and file.name.parquet:
+                        Files(self._archive).read_through(source)
             except DamagedError:
                 return _NONE
-            mask = messages.contains(seqs, times)
             return MessageSet(seqs[mask], times[mask])
 
         def stored() -> MessageSet:
