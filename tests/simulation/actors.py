@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -16,6 +17,7 @@ import pyarrow as pa
 from jetcapture_py import threads
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.watermark import ConsumerWatermark, Filters, path
+from jetcapture_py.capture import decoding, storing
 from jetcapture_py.capture.encoding import without_erased
 from jetcapture_py.config.model import Config, parse
 from jetcapture_py.errors import JetcaptureError, StoreError
@@ -26,6 +28,7 @@ from jetcapture_py.reading.arrow import read_planned
 from jetcapture_py.reading.plan import ReadRequest
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.rewriting import erase as erasure
+from jetcapture_py.rewriting import redecode as redecoding
 from jetcapture_py.rewriting.select import Condition
 from jetcapture_py.store import change_note, object_file, open_store, read_erased
 from jetcapture_py.store.archive import open_archive
@@ -36,6 +39,7 @@ from jetcapture_py.verify.scan import survey
 from jetcapture_py.verify.scope import Removed
 from tests.simulation.catalogue import BEGIN, BUCKET, CREATED, FIRST, GRACE, KEEP, LAST, STREAM, batch, encoder
 from tests.simulation.local import patches
+from tests.simulation.loop import run as run_loop
 from tests.simulation.scheduler import BY_THREAD, NOW, STORE, ask
 from tests.simulation.store import Operation
 from tests.support.worlds import AtOnce
@@ -49,7 +53,7 @@ Outcome = tuple[Any, ...]
 def _config() -> Config:
     maintain = {"compact": {"after": "0s", "grace": f"{GRACE}s", "target": "1MiB"}, "keep": f"{KEEP}s"}
     source = {"stream": STREAM, "consumer": "archive"}
-    return parse({"source": source, "store": {"url": URL, "concurrency": 1}, "maintain": maintain})
+    return parse({"source": source, "key": "a", "store": {"url": URL, "concurrency": 1}, "maintain": maintain})
 
 
 CONFIG = _config()
@@ -85,8 +89,18 @@ def erase() -> Outcome:
     raise AssertionError("it waits for something else than the store")
 
 
+def redecode() -> Outcome:
+    done = run_loop(redecoding.redecode(CONFIG, redecoding.QuarantineSelection()))
+    return ("redecoded", done.waiting, tuple(done.errors))
+
+
 def read() -> Outcome:
     return _read(Selection())
+
+
+def inspect() -> Outcome:
+    """Reads the quarantine."""
+    return _read(Selection(), quarantine=True)
 
 
 SELECTED = 4
@@ -98,8 +112,8 @@ def select() -> Outcome:
     return _read(Selection(keys=["a"], start=datetime.fromtimestamp(BUCKET, UTC) + timedelta(microseconds=SELECTED)))
 
 
-def _read(selection: Selection) -> Outcome:
-    request = ReadRequest(files=open_archive(URL, {}), stream=STREAM, selection=selection)
+def _read(selection: Selection, *, quarantine: bool = False) -> Outcome:
+    request = ReadRequest(files=open_archive(URL, {}), stream=STREAM, selection=selection, quarantine=quarantine)
     rows = [
         row
         for part in read_planned(request.plan)
@@ -116,7 +130,7 @@ def _column(part: pa.RecordBatch, name: str) -> list[int]:
     return column
 
 
-CAPTURES = {"write": (3, 4, LAST + 1, LAST + 2), "other": (LAST + 3, LAST + 4), "again": (3, 4)}
+CAPTURES = {"write": (3, 4, LAST + 1, LAST + 2), "other": (LAST + 3, LAST + 4), "again": (3, 4), "failing": (3, 4, 5)}
 """What is delivered to captures."""
 
 
@@ -132,16 +146,21 @@ def again() -> Outcome:
     return _capture("again", (CAPTURES["again"],))
 
 
-def _capture(consumer: str, deliveries: Sequence[tuple[int, ...]]) -> Outcome:
+def failing() -> Outcome:
+    """Cannot decode what is delivered."""
+    return _capture("failing", ((3, 4), (4, 5)), quarantine=True)
+
+
+def _capture(consumer: str, deliveries: Sequence[tuple[int, ...]], *, quarantine: bool = False) -> Outcome:
     """Store what is delivered, acknowledge it, and move the watermark: as a capture does."""
     store = open_store(URL, {})
     erased = read_erased(store, STREAM, Erased())
     _move(store, consumer, LAST)
     ask(Operation("begin"))
     for seqs in deliveries:
-        batches, _ = without_erased([batch(seqs)], erased)
+        batches, _ = without_erased([batch(seqs, quarantine=quarantine)], erased)
         if sum(part.num_rows for part in batches):
-            block = encoder(batches)
+            block = encoder(batches, quarantine=quarantine)
             for attempt in range(3):
                 try:
                     store.put(block.name, block.data)
@@ -195,7 +214,8 @@ def refused(work: Callable[[], Outcome]) -> Callable[[], Outcome]:
 
 
 ACTORS: dict[str, Callable[[], Outcome]] = {
-    work.__name__: refused(work) for work in (maintain, expire, erase, read, select, write, other, again, mark, verify)
+    work.__name__: refused(work)
+    for work in (maintain, expire, erase, redecode, read, select, inspect, write, other, again, failing, mark, verify)
 }
 
 
@@ -220,6 +240,8 @@ def simulated() -> Iterator[None]:
             real_sleep(seconds)
 
     with ExitStack() as stack:
+        logging.disable()
+        stack.callback(logging.disable, logging.NOTSET)
         for owner, name, value in (
             *patches(ask, lambda: bool(ask(STORE).value == "local")),
             (time, "time", lambda: ask(NOW).value if is_actor() else real_time()),
@@ -227,7 +249,11 @@ def simulated() -> Iterator[None]:
             (random, "uniform", max),
             (erasure, "datetime", _Moment),
             (compact, "_AHEAD", 0),
-            *((module, "ThreadPoolExecutor", AtOnce) for module in (threads, compact, arrow, object_file)),
+            (ObjectStore, "probe", lambda _: None),  # the name of its object is random
+            *(
+                (module, "ThreadPoolExecutor", AtOnce)
+                for module in (threads, compact, arrow, object_file, decoding, storing)
+            ),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))
         yield

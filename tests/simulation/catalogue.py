@@ -39,19 +39,37 @@ def block(seqs: Sequence[int], *, life: int = 0, bucket: int = BUCKET, key: str 
     return encoded([identity(seq, life=life, bucket=bucket) for seq in seqs], bucket=bucket, key=key, created=created)
 
 
-def batch(seqs: Sequence[int]) -> pa.RecordBatch:
+def batch(seqs: Sequence[int], *, bucket: int = BUCKET, quarantine: bool = False) -> pa.RecordBatch:
+    count = len(seqs)
     columns = {
         layout.SEQ: pa.array(seqs, pa.int64()),
-        layout.TIMESTAMP: pa.array([identity(seq)[1] for seq in seqs], pa.timestamp("us", "UTC")),
+        layout.TIMESTAMP: pa.array([identity(seq, bucket=bucket)[1] for seq in seqs], pa.timestamp("us", "UTC")),
         layout.PAYLOAD: pa.array([b"%d" % seq for seq in seqs], pa.binary()),
+        layout.SUBJECT: pa.array(["orders"] * count),
+        layout.DELIVERED: pa.array([1] * count, pa.int32()),
+        layout.STAGE: pa.array(["decode"] * count),
+        layout.ERROR: pa.array(["wrong"] * count),
+        layout.RAW_HEADERS: pa.array([b"?" if seq == UNREADABLE else None for seq in seqs], pa.binary()),
     }
-    arrays = [columns.get(field.name, pa.nulls(len(seqs), field.type)) for field in ENVELOPE]
-    return pa.RecordBatch.from_arrays(arrays, schema=ENVELOPE)
+    schema = pa.schema([*ENVELOPE, *(REASON if quarantine else ())])
+    arrays = [columns.get(field.name, pa.nulls(count, field.type)) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def encoder(batches: Sequence[pa.RecordBatch]) -> EncodedBlock:
+UNREADABLE = 5
+"""The sequence whose headers nobody can read. All others can be decoded by now."""
+REASON = pa.schema([(layout.STAGE, pa.string()), (layout.ERROR, pa.string()), (layout.RAW_HEADERS, pa.binary())])
+
+
+def encoder(batches: Sequence[pa.RecordBatch], *, bucket: int = BUCKET, quarantine: bool = False) -> EncodedBlock:
     made = Encoder(stream=STREAM, interval=INTERVAL, compression="zstd", stream_created=CREATED, consumer="archive")
-    return made.encode(BlockId(key="a", bucket=BUCKET), "age", list(batches))
+    block = BlockId(key=None if quarantine else "a", bucket=bucket, quarantine=quarantine)
+    return made.encode(block, "age", list(batches))
+
+
+@cache
+def quarantined(seqs: Sequence[int], bucket: int = BUCKET) -> EncodedBlock:
+    return encoder([batch(seqs, bucket=bucket, quarantine=True)], bucket=bucket, quarantine=True)
 
 
 def _bundles() -> list[EncodedBlock] | dict[str, bytes]:
@@ -74,8 +92,12 @@ ARCHIVES = {
     "pair": [block((3, 4)), block((1, 2, 5), key="b")],
     "copy": [block((3, 4)), block((4,)), block((1, 2, 5), key="b")],
     "old": [block((1, 2), bucket=OLD), block((2,), bucket=OLD), block((3, 4, 5))],
+    "quarantine": [block((1, 2)), quarantined((2, 3, 5)), quarantined((3, 4))],
+    "aside": [quarantined((1, 2), OLD), quarantined((2,), OLD), quarantined((3, 4)), quarantined((4, 5))],
 }
 """In all but `bundles`, 3 and 4 have the key `a`, and a capture gets them again."""
+QUARANTINES = ("quarantine", "aside")
+"""Those with a quarantine."""
 
 
 def files(name: str) -> dict[str, StoredFile]:

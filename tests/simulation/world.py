@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from tests.simulation import catalogue
 from tests.simulation.actors import ACTORS, CAPTURES, ERASED, SELECTED, Outcome
-from tests.simulation.catalogue import BEGIN, DAY, GRACE, INTERVAL, KEEP, LAST, Identity
+from tests.simulation.catalogue import BEGIN, DAY, GRACE, INTERVAL, KEEP, LAST, UNREADABLE, Identity
 from tests.simulation.scheduler import Actor, Ended, Run
 from tests.simulation.store import CHANGES, Answer, Files, Operation, StoredFile, is_hidden
 
@@ -25,7 +25,7 @@ of others is damaged."""
 HOUR = 3600.0
 LATER = float(BEGIN + 5 * DAY)
 """When everything is run again."""
-SETTLING = ("write", "other", "again", "expire", "erase", "maintain")
+SETTLING = ("write", "other", "again", "failing", "expire", "erase", "redecode", "maintain")
 """What is run again in the end, if it ran before."""
 Content = Mapping[str, StoredFile]
 
@@ -80,9 +80,15 @@ def contents(data: bytes) -> tuple[Identity, ...]:
 _COLUMNS = {"_nats_seq": pa.int64(), "_nats_timestamp": pa.int64(), "_nats_payload": pa.binary()}
 
 
-def stored(files: Content, *, hidden: bool = False) -> Counter[Identity]:
+MESSAGES, QUARANTINE = (f"archive/{part}{catalogue.STREAM}/" for part in ("", "_quarantine/"))
+
+
+def stored(files: Content, *parts: str, hidden: bool = False) -> Counter[Identity]:
+    """The messages of these parts, or of both."""
     found: Counter[Identity] = Counter()
     for path, file in files.items():
+        if not path.startswith(parts or (MESSAGES, QUARANTINE)):
+            continue
         if path.endswith(".parquet") or (hidden and is_hidden(path) and ".parquet." in path):
             found.update(contents(file.content))
     return found
@@ -96,6 +102,8 @@ class World:
     told: list[str] | None = None
     now: float = float(BEGIN)
     acked: set[Identity] = field(default_factory=set)
+    archived: set[Identity] = field(default_factory=set)
+    """Messages that have left the quarantine, or have never been there: they stay in the archive."""
     involved: set[str] = field(default_factory=set)
     listed: dict[str, list[int]] = field(default_factory=dict)
     """How often others had changed the archive each time that an actor listed objects."""
@@ -112,6 +120,7 @@ class World:
         self.files = Files(dict(files), self.schedule.store)
         self.involved = {*self.schedule.actors, *prepared}
         self.acked = set(stored(self.files.files))
+        self.archived = set(stored(self.files.files, MESSAGES))
         self.used: list[bool] = []
         """Whether each turn had all of its operations."""
 
@@ -150,7 +159,7 @@ class World:
         operation, name = run.request, run.actor.name
         assert isinstance(operation, Operation)
         if not run.steps:
-            self._required[number] = self.required()
+            self._required[number] = self.required(name)
         fault = self._faults.get((number, run.steps))
         if fault == "stop":
             self._tell(name, "is killed")
@@ -195,7 +204,7 @@ class World:
         elif (
             fault == "damaged"
             and kind in ("write", "create")
-            and name in ("maintain", "erase")
+            and name in ("maintain", "erase", "redecode")
             and path.endswith(".parquet")
         ):
             self.damaged = True
@@ -208,10 +217,11 @@ class World:
             self._tell(
                 name, f"{kind} {path.removeprefix('archive/')}{rest}{told}{answer.error and f': {answer.error}'}"
             )
-        if kind == "list" and path == f"archive/{catalogue.STREAM}":
+        if kind == "list" and f"{path}/" == QUARANTINE:  # the part that a search lists first
             self.listed.setdefault(name, []).append(self._others(name))
         elif kind in CHANGES:
             self.changes[name] += 1
+            self.archived |= stored(self.files.files, MESSAGES).keys()
             self._check_state()
         return answer
 
@@ -250,8 +260,14 @@ class World:
         end = (message[1] // 1_000_000 // INTERVAL + 1) * INTERVAL
         return end <= self.now - KEEP and f"archive/_expired/{catalogue.STREAM}.json" in self.files.files
 
-    def required(self) -> set[Identity]:
-        return self.acked - self.gone()
+    def required(self, reader: str = "") -> set[Identity]:
+        """The messages that must be there; those that a reader must find."""
+        required = self.acked - self.gone()
+        if reader == "inspect":
+            return required - self.archived
+        if reader == "select":
+            required &= {catalogue.identity(SELECTED)}
+        return required & self.archived if reader in READERS else required
 
     def _check_state(self) -> None:
         """After a change: nothing is lost, and whoever reads now gets each message once."""
@@ -261,6 +277,7 @@ class World:
             self.schedule.store == "local",
             at,
             frozenset(self.acked),
+            frozenset(self.archived),
             frozenset(self.involved),
             *sorted(self.positions.items()),
         )
@@ -272,7 +289,7 @@ class World:
         if self.damaged:
             return
         for name in READERS:
-            self._check_read(name, observed(name, files, self.schedule.store), required, alone=True)
+            self._check_read(observed(name, files, self.schedule.store), self.required(name), alone=True)
         said = observed("mark", files, self.schedule.store)
         if said[0] == "marked" and self.positions and said[1] > min(self.positions.values()):
             raise ViolationError(f"the watermark is {said[1]}, captures are at {self.positions}")
@@ -281,16 +298,16 @@ class World:
 
     def _check_grace(self, removed: str) -> None:
         """What compaction removes is in objects that readers have had time to find; an erasure may touch them."""
-        files = self.files.files
+        files, part = self.files.files, QUARANTINE if removed.startswith(QUARANTINE) else MESSAGES
+        if part == QUARANTINE and "redecode" in self.involved:
+            return
         if removed not in files or "erase" in self.involved or self.schedule.store == "plain":
             return
         old = {path: file for path, file in files.items() if path != removed and file.modified <= self.now - GRACE}
-        if missing := set(contents(files[removed].content)) - stored(old).keys() - self.gone():
+        if missing := set(contents(files[removed].content)) - stored(old, part).keys() - self.gone():
             raise ViolationError(f"removed before its grace has passed: {sorted(missing)}")
 
-    def _check_read(self, name: str, outcome: Outcome, required: set[Identity], *, alone: bool) -> None:
-        if name == "select":
-            required = required & {catalogue.identity(SELECTED)}
+    def _check_read(self, outcome: Outcome, required: set[Identity], *, alone: bool) -> None:
         if outcome[0] != "read":
             if alone and required:
                 raise ViolationError(f"cannot be read: {outcome}")
@@ -305,7 +322,7 @@ class World:
         if self.damaged:
             return
         if name in READERS:
-            self._check_read(name, outcome, required & self.required(), alone=False)
+            self._check_read(outcome, required & self.required(name), alone=False)
         elif outcome == ("erased", ()) and self.listed[name][-2] == self._others(name):  # the last one is no search
             there = [message for message in stored(self.files.files, hidden=True) if message[0] == ERASED]
             if there:
@@ -353,8 +370,12 @@ class World:
             raise ViolationError(f"erased, and still stored: {there}")
         if there := [message for message in found if self._is_expired(message)]:
             raise ViolationError(f"expired, and still stored: {there}")
-        if copies := [message for message, count in found.items() if count > 1]:
-            raise ViolationError(f"copies are left: {copies}")
+        archived, quarantined = (stored(self.files.files, part) for part in (MESSAGES, QUARANTINE))
+        for found in (archived + quarantined,) if "redecode" in chosen else (archived, quarantined):
+            if copies := [message for message, count in found.items() if count > 1]:
+                raise ViolationError(f"copies are left: {copies}")
+        if there := [message for message in quarantined if "redecode" in chosen and message[0] != UNREADABLE]:
+            raise ViolationError(f"decodable, and still in the quarantine: {there}")
         self._check_state()
         _SETTLED.add(key)
 
@@ -384,8 +405,8 @@ def observed(name: str, files: Content, store: str) -> Outcome:
 
 KILLED = {"tombstone": ("two", "erase", 1), "merged": ("three", "maintain", 1), "expiring": ("old", "expire", 1)}
 """Archives with an actor that was killed after so many changes."""
-READERS = ("read", "select")
-PLAYERS = ("maintain", "expire", "erase", "write", "other", "again", *READERS)
+READERS = ("read", "select", "inspect")
+PLAYERS = ("maintain", "expire", "erase", "redecode", "write", "other", "again", "failing", *READERS)
 ARCHIVES = (*catalogue.ARCHIVES, *KILLED)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 
@@ -26,8 +27,18 @@ def test_every_interleaving_of_compaction_and_a_capture(archive: str) -> None:
     assert sum(1 for _ in interleavings(archive, ("maintain", "write"), store="conditional")) > 1000
 
 
+@pytest.mark.parametrize("archive", ["quarantine"])
+def test_every_interleaving_of_redecoding_and_a_capture_that_fails(archive: str) -> None:
+    assert sum(1 for _ in interleavings(archive, ("redecode", "failing"), store="conditional")) > 1000
+
+
 @pytest.mark.parametrize(
-    ("archive", "actors"), [("pair", ("erase", "again", "maintain")), ("copy", ("maintain", "erase", "erase"))]
+    ("archive", "actors"),
+    [
+        ("pair", ("erase", "again", "maintain")),
+        ("copy", ("maintain", "erase", "erase")),
+        ("quarantine", ("redecode", "erase", "maintain")),
+    ],
 )
 @pytest.mark.parametrize("store", ["conditional", "local"])
 def test_every_interruption_by_two_others(archive: str, actors: tuple[str, str, str], store: str) -> None:
@@ -35,9 +46,12 @@ def test_every_interruption_by_two_others(archive: str, actors: tuple[str, str, 
 
 
 @pytest.mark.parametrize("store", ["conditional", "local"])
-@pytest.mark.parametrize("actor", ["maintain", "expire", "erase", "write"])
-def test_every_fault_at_every_operation(actor: str, store: str) -> None:
-    assert sum(1 for _ in faults("old", actor, store)) > 40
+@pytest.mark.parametrize(
+    ("archive", "actor"),
+    [*product(["old"], ["maintain", "expire", "erase", "write"]), ("quarantine", "redecode")],
+)
+def test_every_fault_at_every_operation(archive: str, actor: str, store: str) -> None:
+    assert sum(1 for _ in faults(archive, actor, store)) > 40
 
 
 def test_schedules_at_random() -> None:
