@@ -27,6 +27,7 @@ _NOTHING = object()
 _REASONS = {
     "missing": "required, but not set",
     "string_too_short": "expected non-empty text",
+    "too_short": "expected at least one item",
     "greater_than_equal": "expected at least {ge}",
     "less_than_equal": "expected at most {le}",
     "bool_parsing": "expected true or false",

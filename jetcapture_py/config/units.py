@@ -214,7 +214,9 @@ def kind(value: object) -> str:
     for types, word in words:
         if isinstance(value, types):
             return word
-    return "a list" if isinstance(value, list | tuple | set | frozenset) else f"a {type(value).__name__}"
+    if isinstance(value, list | tuple | set | frozenset):
+        return "a list" if value else "an empty list"
+    return f"a {type(value).__name__}"
 
 
 def _seconds(text: str) -> Fraction:

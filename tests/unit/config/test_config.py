@@ -126,6 +126,9 @@ REFUSED_ELSEWHERE = {
     'wss://, got "localhost:4222"',
     "nats.servers: ['nats://a', 'nats://b:port']": "nats.servers[1]: expected an address such as "
     'nats://127.0.0.1:4222, got "nats://b:port"',
+    "maintain.table: {name: a.b, catalog: {type: sql, uri: 'sqlite:///c'}, latest: {name: a.c, by: []}}": (
+        "maintain.table.latest.by: expected at least one item, got an empty list"
+    ),
     "nats.user: me": "nats.password: required with user, but not set (or set password_file)",
     "nats.password: hunter2": "nats.user: required with a password, but not set",
     "nats.tls: {cert: /c.pem}": "nats.tls.key: required with cert, but not set",

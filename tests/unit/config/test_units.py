@@ -89,7 +89,7 @@ def test_shown_values_are_short_and_on_one_line() -> None:
     assert quoted("a\nb\x1b[2J\u202e") == r'"a\nb\u001b[2J\u202e"'
     assert quoted("x" * 200) == f'"{"x" * 80}…"'
     assert [quoted(value) for value in (True, 5, 0.5)] == ["true", "5", "0.5"]
-    kinds = ["nothing", "true or false", "text", "a number", "a mapping", "a list", "a bytes"]
+    kinds = ["nothing", "true or false", "text", "a number", "a mapping", "an empty list", "a bytes"]
     assert [kind(value) for value in (None, True, "a", 1, {}, [], b"")] == kinds
 
 
