@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
@@ -23,8 +23,12 @@ from jetcapture_py.config.model import Config, parse
 from jetcapture_py.errors import JetcaptureError, StoreError
 from jetcapture_py.maintain import compact
 from jetcapture_py.maintain.passes import PassRequest, run_pass
-from jetcapture_py.reading import arrow
+from jetcapture_py.manage import query as sql
+from jetcapture_py.manage.query import QueryRequest
+from jetcapture_py.options import ChosenArchive
+from jetcapture_py.reading import arrow, duckdb
 from jetcapture_py.reading.arrow import read_planned
+from jetcapture_py.reading.latest import read_latest
 from jetcapture_py.reading.plan import ReadRequest
 from jetcapture_py.reading.selection import Selection
 from jetcapture_py.rewriting import erase as erasure
@@ -114,20 +118,50 @@ def select() -> Outcome:
 
 def _read(selection: Selection, *, quarantine: bool = False) -> Outcome:
     request = ReadRequest(files=open_archive(URL, {}), stream=STREAM, selection=selection, quarantine=quarantine)
-    rows = [
-        row
-        for part in read_planned(request.plan)
-        for row in zip(*(_column(part, name) for name in IDENTITY), strict=True)
-    ]
+    rows = [row for part in read_planned(request.plan) for row in _identities(part)]
     return ("read", tuple(sorted(rows)))
 
 
 IDENTITY = "_nats_seq", "_nats_timestamp"
 
 
-def _column(part: pa.RecordBatch, name: str) -> list[int]:
-    column: list[int] = part.column(name).cast(pa.int64()).to_pylist()
-    return column
+def _identities(part: pa.RecordBatch) -> Iterator[tuple[int, ...]]:
+    return zip(*(part.column(name).cast(pa.int64()).to_pylist() for name in IDENTITY), strict=True)
+
+
+def query() -> Outcome:
+    """Runs SQL as `jetcapture query` does, in the one thread that DuckDB gets here."""
+    chosen = [ChosenArchive(url=URL, stream=STREAM, options={})]
+    request = QueryRequest(
+        archives=chosen,
+        selection=Selection(),
+        complete_only=False,
+        dedupe="auto",
+        parquet_only=False,
+        form="table",
+        output=None,
+    )
+    rows: list[tuple[int, ...]] = []
+    with sql._session(request) as session:
+
+        def write(batches: Iterable[pa.RecordBatch]) -> None:
+            for number, part in enumerate(batches):
+                if not number:
+                    session._begin()
+                rows.extend(_identities(part))
+
+        with mock.patch.object(session, "_write", write):
+            session.run(f"SELECT {', '.join(IDENTITY)} FROM archive")
+    return ("read", tuple(sorted(rows)))
+
+
+GROUPS = 2
+"""The sequences have so many remainders, of each of which `latest` reads the newest one."""
+
+
+def latest() -> Outcome:
+    rows = read_latest(URL, STREAM, by=f"_nats_seq % {GROUPS}", columns=IDENTITY)
+    return ("newest", tuple(sorted(row for part in rows for row in _identities(part))))
 
 
 CAPTURES = {"write": (3, 4, LAST + 1, LAST + 2), "other": (LAST + 3, LAST + 4), "again": (3, 4), "failing": (3, 4, 5)}
@@ -215,7 +249,10 @@ def refused(work: Callable[[], Outcome]) -> Callable[[], Outcome]:
 
 ACTORS: dict[str, Callable[[], Outcome]] = {
     work.__name__: refused(work)
-    for work in (maintain, expire, erase, redecode, read, select, inspect, write, other, again, failing, mark, verify)
+    for work in (
+        *(maintain, expire, erase, redecode, read, select, query, latest, inspect),
+        *(write, other, again, failing, mark, verify),
+    )
 }
 
 
@@ -249,10 +286,11 @@ def simulated() -> Iterator[None]:
             (random, "uniform", max),
             (erasure, "datetime", _Moment),
             (compact, "_AHEAD", 0),
+            (duckdb, "_REMOTE_THREADS", "1; SET async_threads = 0"),  # all in the thread of the actor
             (ObjectStore, "probe", lambda _: None),  # the name of its object is random
             *(
                 (module, "ThreadPoolExecutor", AtOnce)
-                for module in (threads, compact, arrow, object_file, decoding, storing)
+                for module in (threads, compact, arrow, object_file, decoding, storing, sql)
             ),
         ):
             stack.enter_context(mock.patch.object(owner, name, value))

@@ -70,16 +70,17 @@ def units(seed: int) -> Iterator[tuple[str, tuple[str, ...], str]]:
 
 
 def _has(archive: str, actors: Sequence[str]) -> bool:
-    """Whether these actors can be in the archive: some need a quarantine, and in bundles, 3 and 4 have other keys than
-    these captures say."""
+    """Whether these actors can be in the archive, and one changes it: some need a quarantine, and in bundles, 3 and 4
+    have other keys than these captures say."""
     if archive not in QUARANTINES and {"redecode", "failing", "inspect"} & {*actors}:
         return False
-    return archive != "bundles" or not {"write", "again"} & {*actors}
+    return (archive != "bundles" or not {"write", "again"} & {*actors}) and not (actors[1:] and {*READERS} >= {*actors})
 
 
 def _can_be(store: str, actors: Sequence[str]) -> bool:
-    """Whether so many actors can be on a store: without conditional writes and locks, three lose what two do not."""
-    return store != "plain" or len(actors) < 3
+    """Whether these actors can be on a store: without conditional writes and locks, three lose what two do not; and
+    DuckDB opens local files itself."""
+    return len(actors) < 3 if store == "plain" else store != "local" or not {"query", "latest"} & {*actors}
 
 
 def _is_likely(archive: str, actors: Sequence[str]) -> bool:
