@@ -31,6 +31,9 @@ from jetcapture_py.reading.arrow import read_planned
 from jetcapture_py.reading.latest import read_latest
 from jetcapture_py.reading.plan import ReadRequest
 from jetcapture_py.reading.selection import Selection
+from jetcapture_py.restoring import part as restoring
+from jetcapture_py.restoring.command import prepare
+from jetcapture_py.restoring.request import RestoreRequest
 from jetcapture_py.rewriting import erase as erasure
 from jetcapture_py.rewriting import redecode as redecoding
 from jetcapture_py.rewriting.select import Condition
@@ -41,9 +44,22 @@ from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scan import survey
 from jetcapture_py.verify.scope import Removed
-from tests.simulation.catalogue import BEGIN, BUCKET, CREATED, FIRST, GRACE, KEEP, LAST, STREAM, batch, encoder
+from tests.simulation.catalogue import (
+    BEGIN,
+    BUCKET,
+    CREATED,
+    FIRST,
+    GRACE,
+    KEEP,
+    LAST,
+    NEWEST,
+    STREAM,
+    batch,
+    encoder,
+)
 from tests.simulation.local import patches
 from tests.simulation.loop import run as run_loop
+from tests.simulation.repairing import PATCHES, repaired
 from tests.simulation.scheduler import BY_THREAD, NOW, STORE, ask
 from tests.simulation.store import Operation
 from tests.support.worlds import AtOnce
@@ -96,6 +112,10 @@ def erase() -> Outcome:
 def redecode() -> Outcome:
     done = run_loop(redecoding.redecode(CONFIG, redecoding.QuarantineSelection()))
     return ("redecoded", done.waiting, tuple(done.errors))
+
+
+def repair() -> Outcome:
+    return repaired(CONFIG)
 
 
 def read() -> Outcome:
@@ -164,7 +184,15 @@ def latest() -> Outcome:
     return ("newest", tuple(sorted(row for part in rows for row in _identities(part))))
 
 
-CAPTURES = {"write": (3, 4, LAST + 1, LAST + 2), "other": (LAST + 3, LAST + 4), "again": (3, 4), "failing": (3, 4, 5)}
+def restore() -> Outcome:
+    """What would be published, in this order."""
+    prepared = prepare(RestoreRequest(files=open_archive(URL, {}), stream=STREAM, target=STREAM))
+    parts = [restoring._read(prepared.reading, part, restoring._RESTORED) for part in prepared.plan.parts]
+    rows = [row for part in parts for row in zip(part.seqs.tolist(), (part.nanoseconds // 1000).tolist(), strict=True)]
+    return ("restored", tuple(rows))
+
+
+CAPTURES = {"write": (3, 4, LAST + 1, LAST + 2), "other": (LAST + 3, NEWEST), "again": (3, 4), "failing": (3, 4, 5)}
 """What is delivered to captures."""
 
 
@@ -250,7 +278,7 @@ def refused(work: Callable[[], Outcome]) -> Callable[[], Outcome]:
 ACTORS: dict[str, Callable[[], Outcome]] = {
     work.__name__: refused(work)
     for work in (
-        *(maintain, expire, erase, redecode, read, select, query, latest, inspect),
+        *(maintain, expire, erase, redecode, repair, read, select, query, latest, restore, inspect),
         *(write, other, again, failing, mark, verify),
     )
 }
@@ -286,6 +314,7 @@ def simulated() -> Iterator[None]:
             (random, "uniform", max),
             (erasure, "datetime", _Moment),
             (compact, "_AHEAD", 0),
+            *PATCHES,
             (duckdb, "_REMOTE_THREADS", "1; SET async_threads = 0"),  # all in the thread of the actor
             (ObjectStore, "probe", lambda _: None),  # the name of its object is random
             *(

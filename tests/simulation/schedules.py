@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations_with_replacement, product
 
-from tests.simulation.catalogue import QUARANTINES
+from tests.simulation.actors import CAPTURES
+from tests.simulation.catalogue import FLAWED, QUARANTINES
 from tests.simulation.store import STORES
-from tests.simulation.world import ARCHIVES, FAULTS, PLAYERS, READERS, Schedule, ViolationError, World
+from tests.simulation.world import ARCHIVES, FAULTS, ORIGINS, PLAYERS, READERS, Schedule, ViolationError, World
 
 
 def interleavings(archive: str, actors: tuple[str, str], store: str) -> Iterator[World]:
@@ -70,11 +71,18 @@ def units(seed: int) -> Iterator[tuple[str, tuple[str, ...], str]]:
 
 
 def _has(archive: str, actors: Sequence[str]) -> bool:
-    """Whether these actors can be in the archive, and one changes it: some need a quarantine, and in bundles, 3 and 4
-    have other keys than these captures say."""
+    """Whether these actors can be in the archive, and one changes it: some need a quarantine; in bundles, 3 and 4 have
+    other keys than captures say; of two lives, captures are of the first one, and a repair of the second."""
     if archive not in QUARANTINES and {"redecode", "failing", "inspect"} & {*actors}:
         return False
-    return (archive != "bundles" or not {"write", "again"} & {*actors}) and not (actors[1:] and {*READERS} >= {*actors})
+    repair, captures = "repair" in actors, {*CAPTURES} & {*actors}
+    if archive == "bundles":
+        can = not repair and captures <= {"other"}
+    elif archive == "lives":
+        can = not (repair and captures)
+    else:
+        can = repair or ORIGINS.get(archive, archive) not in FLAWED
+    return can and not (actors[1:] and {*READERS} >= {*actors})
 
 
 def _can_be(store: str, actors: Sequence[str]) -> bool:
@@ -101,8 +109,10 @@ def at_random(seed: int) -> Schedule:
     """A schedule of two to four actors with some faults."""
     chance = random.Random(seed)
     archive = chance.choice(ARCHIVES)
-    names = [name for name in PLAYERS if _has(archive, [name])]
-    actors = tuple(chance.choices(names, k=chance.choice([2, 2, 2, 3, 4])))
+    count = chance.choice([2, 2, 2, 3, 4])
+    actors: tuple[str, ...] = ()
+    while not (actors and _has(archive, actors)):
+        actors = tuple(chance.choices(PLAYERS, k=count))
     turns = tuple(
         (chance.randrange(len(actors)), chance.choice([1, 2, 5, 10, 20])) for _ in range(chance.randint(1, 9))
     )

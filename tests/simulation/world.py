@@ -15,7 +15,24 @@ import pyarrow.parquet as pq
 
 from tests.simulation import catalogue
 from tests.simulation.actors import ACTORS, CAPTURES, ERASED, GROUPS, SELECTED, Outcome
-from tests.simulation.catalogue import BEGIN, DAY, GRACE, INTERVAL, KEEP, LAST, UNREADABLE, Identity
+from tests.simulation.catalogue import (
+    AGAIN,
+    BEGIN,
+    CREATED,
+    DAMAGED,
+    DAY,
+    FIRST,
+    GRACE,
+    INTERVAL,
+    KEEP,
+    LAST,
+    NEWEST,
+    SECOND,
+    UNREADABLE,
+    Identity,
+    Stream,
+    damaged,
+)
 from tests.simulation.scheduler import Actor, Ended, Run
 from tests.simulation.store import CHANGES, Answer, Files, Operation, StoredFile, is_hidden
 
@@ -25,7 +42,7 @@ of others is damaged."""
 HOUR = 3600.0
 LATER = float(BEGIN + 5 * DAY)
 """When everything is run again."""
-SETTLING = ("write", "other", "again", "failing", "expire", "erase", "redecode", "maintain")
+SETTLING = ("write", "other", "again", "failing", "repair", "expire", "erase", "redecode", "maintain")
 """What is run again in the end, if it ran before."""
 Content = Mapping[str, StoredFile]
 
@@ -46,22 +63,6 @@ class Schedule:
 
 class ViolationError(AssertionError):
     """What must not be."""
-
-
-@cache
-def damaged(data: bytes) -> bytes:
-    """The bytes of an object with one that is wrong, so that its rows cannot be read."""
-    for at in range(40, len(data)):  # in the first pages
-        wrong = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-        try:
-            pq.ParquetFile(pa.BufferReader(wrong), page_checksum_verification=True).read(use_threads=False)
-        except (OSError, pa.ArrowException):
-            DAMAGED.add(wrong)
-            return wrong
-    raise AssertionError("every byte may be wrong")
-
-
-DAMAGED: set[bytes] = set()
 
 
 @lru_cache(1 << 14)
@@ -108,8 +109,8 @@ class World:
     listed: dict[str, list[int]] = field(default_factory=dict)
     """How often others had changed the archive each time that an actor listed objects."""
     changes: Counter[str] = field(default_factory=Counter)
-    damaged: bool = False
-    """Whether an object is: then it is only said that nothing else is removed."""
+    delivered: set[int] = field(default_factory=lambda: set(range(FIRST, LAST + 1)))
+    """What the server knows to be acknowledged."""
     locks: dict[str, int] = field(default_factory=dict)
     """The number of the actor that has each lock."""
     positions: dict[str, int] = field(default_factory=dict)
@@ -119,8 +120,10 @@ class World:
         files, self.now, prepared = _prepared(self.schedule.archive)
         self.files = Files(dict(files), self.schedule.store)
         self.involved = {*self.schedule.actors, *prepared}
-        self.acked = set(stored(self.files.files))
-        self.archived = set(stored(self.files.files, MESSAGES))
+        origin = ORIGINS.get(self.schedule.archive, self.schedule.archive)
+        self.published = catalogue.messages(origin)
+        self.acked = set(stored(catalogue.files(origin)))
+        self.archived = set(stored(catalogue.files(origin), MESSAGES))
         self.used: list[bool] = []
         """Whether each turn had all of its operations."""
 
@@ -185,8 +188,12 @@ class World:
             self.now += argument
             self._tell(name, f"sleeps {argument} s")
             return Answer()
+        if kind == "stream":
+            self._tell(name, "asks the server")
+            return Answer(self._stream())
         if kind == "acknowledge":
             self._tell(name, f"acknowledges {argument}")
+            self.delivered |= {*argument}
             self.acked |= {catalogue.identity(seq) for seq in argument}
             self.positions[name] = max(self.positions[name], *argument)
             return Answer()
@@ -207,7 +214,6 @@ class World:
             and name in ("maintain", "erase", "redecode")
             and path.endswith(".parquet")
         ):
-            self.damaged = True
             answer = self.files.do(Operation(kind, path, (damaged(argument[0]), argument[1])), self.now)
         else:
             answer = self.files.do(operation, self.now)
@@ -222,6 +228,8 @@ class World:
         elif kind in CHANGES:
             self.changes[name] += 1
             self.archived |= stored(self.files.files, MESSAGES).keys()
+            if name == "repair":  # what it has stored once, stays
+                self.acked |= stored(self.files.files).keys()
             self._check_state()
         return answer
 
@@ -248,13 +256,26 @@ class World:
 
     # ------------------------------------------------------------------ the model
 
+    @property
+    def damaged(self) -> bool:
+        """Whether an object is: then it is only said that nothing else is removed."""
+        files = self.files.files
+        return any(path.endswith(".parquet") and file.content in DAMAGED for path, file in files.items())
+
+    def _stream(self) -> Stream:
+        """What captures get has been published before."""
+        floor = min({*range(FIRST, NEWEST + 2)} - self.delivered) - 1
+        return Stream(self.published, floor, AGAIN if self.schedule.archive == "lives" else CREATED)
+
     def gone(self) -> set[Identity]:
         """Messages that may have been removed on purpose, because that was recorded first."""
-        return {each for each in self.acked if self._is_erased(each) or self._is_expired(each)}
+        return {each for each in {*self.acked, *self.published} if self._is_erased(each) or self._is_expired(each)}
 
     def _is_erased(self, message: Identity) -> bool:
         tombstones = f"archive/_erased/{catalogue.STREAM}/"
-        return message[0] == ERASED and any(path.startswith(tombstones) for path in self.files.files)
+        return message[0] == ERASED and any(
+            path.startswith(tombstones) and not is_hidden(path) for path in self.files.files
+        )
 
     def _is_expired(self, message: Identity) -> bool:
         end = (message[1] // 1_000_000 // INTERVAL + 1) * INTERVAL
@@ -267,6 +288,8 @@ class World:
             return required - self.archived
         if reader == "select":
             required &= {catalogue.identity(SELECTED)}
+        if reader == "restore":  # the last life
+            return {message for message in required if message[1] >= SECOND} or required
         return required & self.archived if reader in READERS else required
 
     def _check_state(self) -> None:
@@ -288,7 +311,7 @@ class World:
             raise ViolationError(f"lost: {sorted(lost)}")
         if self.damaged:
             return
-        for name in ("read", "select", "inspect"):  # the others are slow
+        for name in ("read", "select", "restore", "inspect"):  # the others are slow
             self._check_read(observed(name, files, self.schedule.store), self.required(name), alone=True)
         said = observed("mark", files, self.schedule.store)
         if said[0] == "marked" and self.positions and said[1] > min(self.positions.values()):
@@ -315,6 +338,10 @@ class World:
         counts = Counter[Identity](outcome[1])
         if twice := [message for message, count in counts.items() if count > 1]:
             raise ViolationError(f"read twice: {twice}")
+        if outcome[0] == "restored" and list(counts) != sorted(counts):
+            raise ViolationError(f"out of order: {outcome[1]}")
+        if outcome[0] == "restored" and alone and (erased := [each for each in counts if self._is_erased(each)]):
+            raise ViolationError(f"erased, and restored: {erased}")
         if outcome[0] == "newest":
             newest = {seq % GROUPS: (seq, time) for seq, time in sorted(required)}
             read = {seq % GROUPS: (seq, time) for seq, time in counts}
@@ -325,6 +352,8 @@ class World:
             raise ViolationError(f"not read: {sorted(left_out)}")
 
     def _check_outcome(self, name: str, outcome: Outcome, required: set[Identity]) -> None:
+        if outcome[0] == "repaired":
+            self._check_complete(outcome[1], outcome[2])
         if self.damaged:
             return
         if name in READERS:
@@ -333,6 +362,13 @@ class World:
             there = [message for message in stored(self.files.files, hidden=True) if message[0] == ERASED]
             if there:
                 raise ViolationError(f"the certificate says that nothing remains: {there}")
+
+    def _check_complete(self, complete: bool, floor: int) -> None:
+        """What a repair calls complete has every message of the stream up to the ack floor."""
+        there = stored(self.files.files).keys() | self.gone()
+        lacking = {message for message in self.published if message[0] <= floor} - there
+        if complete and (lacking or self.damaged):
+            raise ViolationError(f"called complete: {lacking or 'an object is damaged'}")
 
     def _check_proof(self) -> None:
         files = self.files.files
@@ -363,7 +399,10 @@ class World:
             before = {path: file.content for path, file in self.files.files.items()}
             for name in chosen:
                 if name not in CAPTURES:
-                    self._check_outcome(name, self._alone(name), set())
+                    outcome = self._alone(name)
+                    self._check_outcome(name, outcome, set())
+                    if name == "repair" and not outcome[1]:
+                        raise ViolationError(f"not repaired: {outcome}")
             if before == {path: file.content for path, file in self.files.files.items()}:
                 break
             self.now += GRACE + 1
@@ -409,10 +448,17 @@ def observed(name: str, files: Content, store: str) -> Outcome:
     return _OBSERVED[key]
 
 
-KILLED = {"tombstone": ("two", "erase", 1), "merged": ("three", "maintain", 1), "expiring": ("old", "expire", 1)}
-"""Archives with an actor that was killed after so many changes."""
-READERS = ("read", "select", "query", "latest", "inspect")
-PLAYERS = ("maintain", "expire", "erase", "redecode", "write", "other", "again", "failing", *READERS)
+KILLED = {
+    "tombstone": ("two", "erase", 1),
+    "merged": ("three", "maintain", 1),
+    "expiring": ("old", "expire", 1),
+    "erased": ("hole", "erase", 99),
+    "expired": ("past", "expire", 99),
+}
+"""Archives with an actor that was killed after so many changes, or has ended before."""
+ORIGINS = {name: origin for name, (origin, *_) in KILLED.items()}
+READERS = ("read", "select", "query", "latest", "restore", "inspect")
+PLAYERS = ("maintain", "expire", "erase", "redecode", "repair", "write", "other", "again", "failing", *READERS)
 ARCHIVES = (*catalogue.ARCHIVES, *KILLED)
 
 
@@ -424,7 +470,7 @@ def _prepared(archive: str) -> tuple[Content, float, tuple[str, ...]]:
     origin, name, count = KILLED[archive]
     store, now = Files(catalogue.files(origin)), float(BEGIN)
     run = Run(_ACTORS[name], lambda: now)
-    while count:
+    while count and not run.over:
         assert isinstance(run.request, Operation)
         count -= run.request.kind in CHANGES
         run.answer(store.do(run.request, now))
