@@ -382,7 +382,10 @@ class ArchiveFiles:
             raise StoreError(f"cannot remove {self.shown}/{file.path}: {one_line(error)}") from error
 
     def move_aside(self, file: File) -> str:
-        """Rename a file so that it is no longer taken for an object; return its new path. Raises StoreError."""
+        """Rename a file so that it is no longer taken for an object; return its new path. `store.removal` calls it.
+
+        Raises StoreError, also if it no longer has its tag.
+        """
 
         def renamed(path: str) -> str:
             directory, _, name = path.rpartition("/")
@@ -393,7 +396,7 @@ class ArchiveFiles:
                 Path(file.place).rename(renamed(file.place))
             else:
                 self._driver.write(renamed(file.place), pa.py_buffer(self._driver.read(file.place, 0, file.size)), None)
-                self._driver.remove(file.place)
+                self.remove(file)
         except Exception as error:  # drivers raise different errors
             raise StoreError(f"cannot move {self.shown}/{file.path}: {one_line(error)}") from error
         return renamed(file.path)

@@ -57,6 +57,17 @@ def _remove(archive: ArchiveFiles, removal: Removal) -> bool:
     return True
 
 
+def move_aside(archive: ArchiveFiles, file: File) -> str:
+    """Rename a damaged object so that it is no longer taken for one; return its new path.
+
+    Raises StoreError, also if it was stored again since it was listed: others may rely on it now.
+    """
+    with archive.removing():
+        now = archive.again(file)
+        _refuse_other(archive, file, now)
+        return archive.move_aside(now)
+
+
 def _refuse_other(archive: ArchiveFiles, before: File, now: File) -> None:
     """Raise VanishedError if a file has been rewritten. Listings may have whole seconds only, or no time."""
     times = int(now.modified or 0), int(before.modified or now.modified or 0)

@@ -30,6 +30,7 @@ from jetcapture_py.jetstream.read_session import ReadSession
 from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.store import NoteStore, change_note
 from jetcapture_py.store.archive import ArchiveFiles, File
+from jetcapture_py.store.removal import move_aside
 from jetcapture_py.text import plural
 from jetcapture_py.threads import in_thread
 from jetcapture_py.transform.keys import Run
@@ -177,7 +178,7 @@ def _move_aside(config: Config, evidence: Evidence, *, deep: bool) -> tuple[tupl
         try:
             gaps = evidence.accounted.gaps(name.first_seq, name.last_seq)
             if (single and not any(gaps)) or _is_elsewhere(examiner, name, intact):
-                moved.append(storage.move_aside(file))
+                moved.append(move_aside(storage, file))
         except StoreError as error:
             errors.append(str(error))
     return tuple(moved), tuple(errors)

@@ -38,6 +38,7 @@ def test_every_interleaving_of_redecoding_and_a_capture_that_fails(archive: str)
         ("pair", ("erase", "again", "maintain")),
         ("copy", ("maintain", "erase", "erase")),
         ("quarantine", ("redecode", "erase", "maintain")),
+        ("covered", ("repair", "repair", "erase")),
     ],
 )
 @pytest.mark.parametrize("store", ["conditional", "local"])
@@ -48,7 +49,7 @@ def test_every_interruption_by_two_others(archive: str, actors: tuple[str, str, 
 @pytest.mark.parametrize("store", ["conditional", "local"])
 @pytest.mark.parametrize(
     ("archive", "actor"),
-    [*product(["old"], ["maintain", "expire", "erase", "write"]), ("quarantine", "redecode")],
+    [*product(["old"], ["maintain", "expire", "erase", "write"]), ("quarantine", "redecode"), ("damaged", "repair")],
 )
 def test_every_fault_at_every_operation(archive: str, actor: str, store: str) -> None:
     assert sum(1 for _ in faults(archive, actor, store)) > 40
