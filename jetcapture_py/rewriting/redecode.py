@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from jetcapture_py.archive import layout
 from jetcapture_py.archive.arrays import Mask
 from jetcapture_py.archive.info import ObjectInfo
+from jetcapture_py.archive.layout import ObjectName
 from jetcapture_py.archive.messages import MessageSet, RowIds
 from jetcapture_py.archive.removed import Erased
 from jetcapture_py.archive.writer import EncodedBlock
@@ -195,7 +196,7 @@ class _Redecoder:
         rewritten: list[Rewritten] = []
         if not done.dry_run:
             changes = [info for info in infos if self._changes(info, gone, reasons)]
-            rewritten = [self._rewrite(Source(info.name, info.size), gone, reasons) for info in changes]
+            rewritten = [self._rewrite(info.name, gone, reasons) for info in changes]
             if len(self._find(gone, in_full=True)) < len(gone):
                 raise StoreError(
                     "messages that were stored are not in the archive; none was removed from the quarantine"
@@ -305,7 +306,8 @@ class _Redecoder:
                 return True
         return False
 
-    def _rewrite(self, source: Source, gone: MessageSet, reasons: _Reasons) -> Rewritten:
+    def _rewrite(self, name: ObjectName, gone: MessageSet, reasons: _Reasons) -> Rewritten:
+        source = Source(name, self._archive.at(name.path).size)  # rows of another source may have been written to it
         return rewrite(self._archive, source, gone, _SEALED_BY, reasons.applied)
 
 
