@@ -116,6 +116,7 @@ ARCHIVES = {
     "copy": [block((3, 4)), block((4,)), block((1, 2, 5), key="b")],
     "old": [block((1, 2), bucket=OLD), block((2,), bucket=OLD), block((3, 4, 5))],
     "quarantine": [block((1, 2)), quarantined((2, 3, 5)), quarantined((3, 4))],
+    "unreadable": [quarantined((3, 4, 5)), quarantined((5,))],
     "aside": [quarantined((1, 2), OLD), quarantined((2,), OLD), quarantined((3, 4)), quarantined((4, 5))],
     "hole": [block((1, 3)), block((3, 4, 5))],
     "trimmed": [block((3, 4)), block((5,))],
@@ -124,7 +125,7 @@ ARCHIVES = {
     "past": [block((1, 2), bucket=OLD), block((3, 4))],
 }
 """In all but `bundles`, 3 and 4 have the key `a`, and a capture gets them again."""
-QUARANTINES = ("quarantine", "aside")
+QUARANTINES = ("quarantine", "unreadable", "aside")
 """Those with a quarantine."""
 FLAWED = ("hole", "trimmed", "damaged", "covered", "past")
 """Those that lack something; in `damaged` and `covered`, the first object is damaged."""

@@ -134,6 +134,7 @@ class World:
         runs = [Run(_ACTORS[name], lambda: self.now, self.schedule.store) for name in self.schedule.actors]
         self._faults = {(number, step): fault for number, step, fault in self.schedule.faults}
         self._required: list[set[Identity]] = [set() for _ in runs]
+        self._begun = [0] * len(runs)
         try:
             for number, count in self.schedule.turns:
                 self.used.append(self._turn(number, runs[number], count))
@@ -162,7 +163,7 @@ class World:
         operation, name = run.request, run.actor.name
         assert isinstance(operation, Operation)
         if not run.steps:
-            self._required[number] = self.required(name)
+            self._required[number], self._begun[number] = self.required(name), self._others(name)
         fault = self._faults.get((number, run.steps))
         if fault == "stop":
             self._tell(name, "is killed")
@@ -180,7 +181,9 @@ class World:
         run.answer(answer)
         if isinstance(run.request, Ended):
             self._tell(name, f"ends: {run.request.outcome}")
-            self._check_outcome(name, run.request.outcome, self._required[number])
+            faulty = any(each == number for each, _ in self._faults) or self.schedule.actors.count(name) > 1
+            disturbed = faulty or self._begun[number] != self._others(name)
+            self._check_outcome(name, run.request.outcome, self._required[number], disturbed=disturbed)
 
     def _done(self, name: str, operation: Operation, fault: str | None = None) -> Answer:
         kind, path, argument = operation
@@ -351,13 +354,15 @@ class World:
         if left_out := required - counts.keys():
             raise ViolationError(f"not read: {sorted(left_out)}")
 
-    def _check_outcome(self, name: str, outcome: Outcome, required: set[Identity]) -> None:
+    def _check_outcome(self, name: str, outcome: Outcome, required: set[Identity], *, disturbed: bool = False) -> None:
         if outcome[0] == "repaired":
             self._check_complete(outcome[1], outcome[2])
         if self.damaged:
             return
         if name in READERS:
             self._check_read(outcome, required & self.required(name), alone=False)
+        elif outcome[0] == "refused" and not disturbed and self.required():
+            raise ViolationError(f"refused, though nobody disturbs it: {outcome}")
         elif outcome == ("erased", ()) and self.listed[name][-2] == self._others(name):  # the last one is no search
             there = [message for message in stored(self.files.files, hidden=True) if message[0] == ERASED]
             if there:

@@ -27,11 +27,6 @@ def test_every_interleaving_of_compaction_and_another(other: str) -> None:
     assert sum(1 for _ in interleavings("two", ("maintain", other), store="conditional")) > 1000
 
 
-@pytest.mark.parametrize("archive", ["quarantine"])
-def test_every_interleaving_of_redecoding_and_a_capture_that_fails(archive: str) -> None:
-    assert sum(1 for _ in interleavings(archive, ("redecode", "failing"), store="conditional")) > 1000
-
-
 @pytest.mark.parametrize(
     ("archive", "actors"),
     [
@@ -49,7 +44,7 @@ def test_every_interruption_by_two_others(archive: str, actors: tuple[str, str, 
 @pytest.mark.parametrize("store", ["conditional", "local"])
 @pytest.mark.parametrize(
     ("archive", "actor"),
-    [*product(["old"], ["maintain", "expire", "erase", "write"]), ("quarantine", "redecode"), ("damaged", "repair")],
+    [*product(["old"], ["maintain", "expire", "erase", "write"]), ("unreadable", "redecode"), ("damaged", "repair")],
 )
 def test_every_fault_at_every_operation(archive: str, actor: str, store: str) -> None:
     assert sum(1 for _ in faults(archive, actor, store)) > 40
