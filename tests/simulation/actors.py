@@ -6,7 +6,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any
@@ -44,6 +44,7 @@ from jetcapture_py.verify.examine import ObjectExaminer
 from jetcapture_py.verify.ranges import Sequences
 from jetcapture_py.verify.scan import survey
 from jetcapture_py.verify.scope import Removed
+from tests.simulation import table
 from tests.simulation.catalogue import (
     BEGIN,
     BUCKET,
@@ -60,7 +61,7 @@ from tests.simulation.catalogue import (
 from tests.simulation.local import patches
 from tests.simulation.loop import run as run_loop
 from tests.simulation.repairing import PATCHES, repaired
-from tests.simulation.scheduler import BY_THREAD, NOW, STORE, ask
+from tests.simulation.scheduler import BY_THREAD, NOW, STORE, TABLE, ask
 from tests.simulation.store import Operation
 from tests.support.worlds import AtOnce
 
@@ -70,14 +71,23 @@ ERASED = 3
 Outcome = tuple[Any, ...]
 
 
-def _config() -> Config:
-    maintain = {"compact": {"after": "0s", "grace": f"{GRACE}s", "target": "1MiB"}, "keep": f"{KEEP}s"}
+def _config(table: Mapping[str, object] | None) -> Config:
+    maintain: dict[str, object] = {
+        "compact": {"after": "0s", "grace": f"{GRACE}s", "target": "1MiB"},
+        "keep": f"{KEEP}s",
+    }
+    if table:
+        maintain["table"] = table
     source = {"stream": STREAM, "consumer": "archive"}
     return parse({"source": source, "key": "a", "store": {"url": URL, "concurrency": 1}, "maintain": maintain})
 
 
-CONFIG = _config()
+CONFIG, WITH_TABLE = _config(None), _config({"name": table.NAME, "catalog": table.CATALOG})
 REQUEST = PassRequest.of(CONFIG)
+
+
+def config() -> Config:
+    return WITH_TABLE if ask(TABLE).value else CONFIG
 
 
 def maintain() -> Outcome:
@@ -94,14 +104,14 @@ def _passes(request: PassRequest, rounds: int = 2) -> Outcome:
     for number in range(rounds):
         if number:
             time.sleep(GRACE + 1)
-        last = run_pass(CONFIG, open_archive(URL, {}), request, last)
+        last = run_pass(config(), open_archive(URL, {}), request, last)
     assert last is not None
     return ("passed", last.waiting, tuple(last.errors))
 
 
 def erase() -> Outcome:
     """Says what remains."""
-    work = erasure.erase(CONFIG, Condition(seqs=(ERASED, ERASED)), "a request")
+    work = erasure.erase(config(), Condition(seqs=(ERASED, ERASED)), "a request")
     try:
         work.send(None)
     except StopIteration as end:
@@ -309,6 +319,7 @@ def simulated() -> Iterator[None]:
         stack.callback(logging.disable, logging.NOTSET)
         for owner, name, value in (
             *patches(ask, lambda: bool(ask(STORE).value == "local")),
+            *table.patches(is_actor, _Moment),
             (time, "time", lambda: ask(NOW).value if is_actor() else real_time()),
             (time, "sleep", sleep),
             (random, "uniform", max),

@@ -106,15 +106,17 @@ class Actor:
         self.runs = 0
 
 
-NOW, STORE = Operation("now"), Operation("store")
-"""The questions for the time and the kind of store, which are no change of turn."""
+NOW, STORE, TABLE = Operation("now"), Operation("store"), Operation("table")
+"""The questions for the time, the kind of store, and what is in the names of an actor's files of the table, "" without
+a table. They are no change of turn."""
 
 
 class Run:
     """An actor in one schedule; `clock` tells it the time."""
 
-    def __init__(self, actor: Actor, clock: Callable[[], float], store: str = "conditional") -> None:
-        self.actor, self.steps, self._clock, self._store = actor, 0, clock, store
+    def __init__(self, actor: Actor, clock: Callable[[], float], store: str = "conditional", table: str = "") -> None:
+        self.actor, self.steps, self._clock = actor, 0, clock
+        self._told = {STORE: store, TABLE: table}
         self.stopped = False
         self._answers: list[Answer] = []
         self._live: Live | None = None
@@ -129,7 +131,11 @@ class Run:
 
     @property
     def over(self) -> bool:
-        return self.stopped or isinstance(self._node.request, Ended)
+        return self.stopped or self.ended
+
+    @property
+    def ended(self) -> bool:
+        return isinstance(self._node.request, Ended)
 
     def answer(self, answer: Answer) -> None:
         self.steps += 1
@@ -137,8 +143,8 @@ class Run:
         self._tell()
 
     def _tell(self) -> None:
-        while (request := self._node.request) in (NOW, STORE):
-            self._follow(Answer(self._clock() if request == NOW else self._store))
+        while (request := self._node.request) in (NOW, STORE, TABLE):
+            self._follow(Answer(self._clock() if request == NOW else self._told[request]))
 
     def _follow(self, answer: Answer) -> None:
         self._answers.append(answer)

@@ -13,7 +13,7 @@ from itertools import combinations_with_replacement, product
 from tests.simulation.actors import CAPTURES
 from tests.simulation.catalogue import FLAWED, QUARANTINES
 from tests.simulation.store import STORES
-from tests.simulation.world import ARCHIVES, FAULTS, ORIGINS, PLAYERS, READERS, Schedule, ViolationError, World
+from tests.simulation.world import ARCHIVES, FAULTS, ORIGINS, PLAYERS, READERS, TABLES, Schedule, ViolationError, World
 
 
 def interleavings(archive: str, actors: tuple[str, str], store: str) -> Iterator[World]:
@@ -64,7 +64,7 @@ def units(seed: int) -> Iterator[tuple[str, tuple[str, ...], str]]:
     found = [
         (archive, actors, store)
         for archive, actors, store in product(ARCHIVES, choices, STORES)
-        if _has(archive, actors) and _can_be(store, actors)
+        if _has(archive, actors) and _can_be(store, archive, actors)
     ]
     random.Random(seed).shuffle(found)
     return iter(sorted(found, key=lambda unit: not _is_likely(unit[0], unit[1])))
@@ -85,10 +85,12 @@ def _has(archive: str, actors: Sequence[str]) -> bool:
     return can and not (actors[1:] and {*READERS} >= {*actors})
 
 
-def _can_be(store: str, actors: Sequence[str]) -> bool:
+def _can_be(store: str, archive: str, actors: Sequence[str]) -> bool:
     """Whether these actors can be on a store: without conditional writes and locks, three lose what two do not; and
-    DuckDB opens local files itself."""
-    return len(actors) < 3 if store == "plain" else store != "local" or not {"query", "latest"} & {*actors}
+    DuckDB and PyIceberg open local files themselves."""
+    if store == "local":
+        return archive not in TABLES and not {"query", "latest"} & {*actors}
+    return store != "plain" or len(actors) < 3
 
 
 def _is_likely(archive: str, actors: Sequence[str]) -> bool:
@@ -121,7 +123,7 @@ def at_random(seed: int) -> Schedule:
         for number in range(len(actors))
         for step in chance.sample(range(50), chance.choice([0, 0, 0, 1, 2]))
     )
-    stores = [store for store in STORES if _can_be(store, actors)]
+    stores = [store for store in STORES if _can_be(store, archive, actors)]
     return Schedule(archive, actors, turns, faults, chance.choice(stores))
 
 

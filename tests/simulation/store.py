@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from jetcapture_py.store.ports import NEW, Entry
 
-CHANGES = {"write", "create", "rename", "remove"}
+CHANGES = {"write", "create", "rename", "remove", "swap"}
 STORES = ("conditional", "plain", "local")
 """With conditional writes, without, and a directory."""
 ABANDONED = 3600.0
@@ -75,6 +75,8 @@ class Files:
         file = self.files.get(path)
         if kind == "write":
             return self._write(path, file, argument, now)
+        if kind == "swap":
+            return self._swap(path, file, argument, now)
         if file is None:
             return Answer(error="missing")
         if kind == "read":
@@ -94,6 +96,14 @@ class Files:
         if condition is not None and condition != (NEW if file is None else _tag(file.content)):
             return Answer(error="exists")
         self.files[path] = StoredFile(content, now)
+        return Answer()
+
+    def _swap(self, path: str, file: StoredFile | None, argument: Any, now: float) -> Answer:
+        """What a database does, beside any store."""
+        before, after = argument
+        if before != (file and file.content):
+            return Answer(error="exists")
+        self.files[path] = StoredFile(after, now)
         return Answer()
 
     def _create(self, path: str, content: bytes, now: float) -> Answer:

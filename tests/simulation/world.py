@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.simulation import catalogue
+from tests.simulation import catalogue, iceberg
 from tests.simulation.actors import ACTORS, CAPTURES, ERASED, GROUPS, SELECTED, Outcome
 from tests.simulation.catalogue import (
     AGAIN,
@@ -116,6 +116,14 @@ class World:
     positions: dict[str, int] = field(default_factory=dict)
     """Up to which sequence a capture that has begun has acknowledged everything."""
 
+    begun: Counter[str] = field(default_factory=Counter)
+    """How often each actor has begun."""
+    runs: list[Run] = field(default_factory=list)
+    in_table: frozenset[str] = frozenset()
+    """Paths of the table's files."""
+    dropped: dict[str, float] = field(default_factory=dict)
+    """When the table has lost files."""
+
     def __post_init__(self) -> None:
         files, self.now, prepared = _prepared(self.schedule.archive)
         self.files = Files(dict(files), self.schedule.store)
@@ -124,6 +132,7 @@ class World:
         self.published = catalogue.messages(origin)
         self.acked = set(stored(catalogue.files(origin)))
         self.archived = set(stored(catalogue.files(origin), MESSAGES))
+        self.in_table = frozenset(path for path, _ in iceberg.current(files))
         self.used: list[bool] = []
         """Whether each turn had all of its operations."""
 
@@ -131,7 +140,7 @@ class World:
 
     def run(self) -> None:
         """Raises ViolationError."""
-        runs = [Run(_ACTORS[name], lambda: self.now, self.schedule.store) for name in self.schedule.actors]
+        self.runs = runs = [self._run(name) for name in self.schedule.actors]
         self._faults = {(number, step): fault for number, step, fault in self.schedule.faults}
         self._required: list[set[Identity]] = [set() for _ in runs]
         self._begun = [0] * len(runs)
@@ -147,6 +156,11 @@ class World:
                 run.close()
             self.steps = [run.steps for run in runs]
         self._settle()
+
+    def _run(self, name: str) -> Run:
+        self.begun[name] += 1
+        table = f"{name} {self.begun[name]}" if self.schedule.archive in TABLES else ""
+        return Run(_ACTORS[name], lambda: self.now, self.schedule.store, table)
 
     def _turn(self, number: int, run: Run, count: int) -> bool:
         for _ in range(count):
@@ -203,8 +217,10 @@ class World:
         if kind == "begin":
             self.positions.setdefault(name, LAST)
             return Answer()
-        if kind == "remove" and name == "maintain":
+        if kind == "remove" and name == "maintain" and not iceberg.belongs(path):
             self._check_grace(path)
+        if kind == "remove" and "erase" not in self.involved and self.dropped.get(path, 0) > self.now - GRACE:
+            raise ViolationError(f"removed before queries of the table have ended: {path}")
         if kind == "lock" and fault == "not done":
             answer = Answer(error="locked")  # it has been waited for too long
         elif kind in CHANGES and fault in ("lost", "not done"):
@@ -245,7 +261,7 @@ class World:
 
     def _alone(self, name: str) -> Outcome:
         """Run an actor to its end, and change what it changes."""
-        run = Run(_ACTORS[name], lambda: self.now, self.schedule.store)
+        run = self._run(name)
         try:
             while not run.over:
                 assert isinstance(run.request, Operation)
@@ -297,7 +313,8 @@ class World:
 
     def _check_state(self) -> None:
         """After a change: nothing is lost, and whoever reads now gets each message once."""
-        files = self.files.files
+        self._check_table()
+        files = self.archive
         at = frozenset((path, file.content) for path, file in files.items())
         key = (
             self.schedule.store == "local",
@@ -321,6 +338,33 @@ class World:
             raise ViolationError(f"the watermark is {said[1]}, captures are at {self.positions}")
         self._check_proof()
         _CHECKED.add(key)
+
+    @property
+    def archive(self) -> Content:
+        """The files without those of the table."""
+        return {path: file for path, file in self.files.files.items() if not iceberg.belongs(path)}
+
+    def _check_table(self) -> None:
+        """After a change: the files of the table are there, and have each message once."""
+        if self.schedule.archive not in TABLES:
+            return
+        files = self.files.files
+        try:
+            table = iceberg.current(files)
+        except KeyError as error:
+            raise ViolationError(f"the table names metadata that is gone: {error}") from None
+        paths = frozenset(path for path, _ in table)
+        self.dropped |= dict.fromkeys(self.in_table - paths, iceberg.updated(files))
+        self.in_table = paths
+        wrong = [path for path, size in table if path not in files or len(files[path].content) != size]
+        # an erasure does not wait for queries, and a commit that began before it looks again for what is gone
+        if wrong and ("erase" not in self.involved or all(run.ended or not run.steps for run in self.runs)):
+            raise ViolationError(f"the table names what is gone: {wrong}")
+        if self.damaged or wrong:
+            return
+        counts = Counter(message for path, _ in table for message in contents(files[path].content))
+        if twice := [message for message, count in counts.items() if count > 1]:
+            raise ViolationError(f"twice in the table: {twice}")
 
     def _check_grace(self, removed: str) -> None:
         """What compaction removes is in objects that readers have had time to find; an erasure may touch them."""
@@ -367,6 +411,8 @@ class World:
             there = [message for message in stored(self.files.files, hidden=True) if message[0] == ERASED]
             if there:
                 raise ViolationError(f"the certificate says that nothing remains: {there}")
+            if there := set(iceberg.named(self.files.files)) - self.files.files.keys():
+                raise ViolationError(f"the certificate says that nothing remains in the table: {there}")
 
     def _check_complete(self, complete: bool, floor: int) -> None:
         """What a repair calls complete has every message of the stream up to the ack floor."""
@@ -376,7 +422,7 @@ class World:
             raise ViolationError(f"called complete: {lacking or 'an object is damaged'}")
 
     def _check_proof(self) -> None:
-        files = self.files.files
+        files = self.archive
         counted, gone = observed("verify", files, self.schedule.store), {seq for seq, _ in self.gone()}
         if counted[0] != "counted":
             raise ViolationError(f"cannot be verified: {counted}")
@@ -408,9 +454,12 @@ class World:
                     self._check_outcome(name, outcome, set())
                     if name == "repair" and not outcome[1]:
                         raise ViolationError(f"not repaired: {outcome}")
+            self.runs = []
             if before == {path: file.content for path, file in self.files.files.items()}:
                 break
-            self.now += GRACE + 1
+            if self.damaged and self.schedule.archive in TABLES:
+                break  # erase takes the object out of the table, and maintain puts it back
+            self.now += HOUR + GRACE
         else:
             raise ViolationError("it does not come to an end")
         found = stored(self.files.files)
@@ -427,6 +476,10 @@ class World:
         if there := [message for message in quarantined if "redecode" in chosen and message[0] != UNREADABLE]:
             raise ViolationError(f"decodable, and still in the quarantine: {there}")
         self._check_state()
+        if self.schedule.archive in TABLES:
+            table = stored({path: self.files.files[path] for path in self.in_table})
+            if table != archived:
+                raise ViolationError(f"the table has {table}, the archive {archived}")
         _SETTLED.add(key)
 
 
@@ -453,14 +506,24 @@ def observed(name: str, files: Content, store: str) -> Outcome:
     return _OBSERVED[key]
 
 
-KILLED = {
-    "tombstone": ("two", "erase", 1),
-    "merged": ("three", "maintain", 1),
-    "expiring": ("old", "expire", 1),
-    "erased": ("hole", "erase", 99),
-    "expired": ("past", "expire", 99),
+END = 1 << 30
+TABLES: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {
+    "unmade": ("two", ()),
+    "tabled": ("one", (("maintain", END),)),
+    "grown": ("one", (("maintain", END), ("write", 3))),
+    "committed": ("three", (("maintain", 5),)),
+    "aged": ("old", (("maintain", END),)),
 }
-"""Archives with an actor that was killed after so many changes, or has ended before."""
+"""Archives with a table, which has not been made, or has other objects."""
+KILLED = {
+    "tombstone": ("two", (("erase", 1),)),
+    "merged": ("three", (("maintain", 1),)),
+    "expiring": ("old", (("expire", 1),)),
+    "erased": ("hole", (("erase", END),)),
+    "expired": ("past", (("expire", END),)),
+    **TABLES,
+}
+"""Archives with actors that were killed after so many changes, or have ended before."""
 ORIGINS = {name: origin for name, (origin, *_) in KILLED.items()}
 READERS = ("read", "select", "query", "latest", "restore", "inspect")
 PLAYERS = ("maintain", "expire", "erase", "redecode", "repair", "write", "other", "again", "failing", *READERS)
@@ -472,12 +535,18 @@ def _prepared(archive: str) -> tuple[Content, float, tuple[str, ...]]:
     """The files of an archive, the time, and who has changed it."""
     if archive not in KILLED:
         return catalogue.files(archive), float(BEGIN), ()
-    origin, name, count = KILLED[archive]
+    origin, actors = KILLED[archive]
     store, now = Files(catalogue.files(origin)), float(BEGIN)
-    run = Run(_ACTORS[name], lambda: now)
-    while count and not run.over:
-        assert isinstance(run.request, Operation)
-        count -= run.request.kind in CHANGES
-        run.answer(store.do(run.request, now))
-    run.close()
-    return store.files, now, (name,)
+
+    def clock() -> float:
+        return now
+
+    for name, count in actors:
+        run = Run(_ACTORS[name], clock, table=f"prepared {name}" if archive in TABLES else "")
+        while count and not run.over:
+            assert isinstance(run.request, Operation)
+            count -= run.request.kind in CHANGES
+            now += run.request.argument if run.request.kind == "sleep" else 0
+            run.answer(store.do(run.request, now))
+        run.close()
+    return store.files, now, tuple(name for name, _ in actors)

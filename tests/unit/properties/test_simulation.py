@@ -50,6 +50,11 @@ def test_every_fault_at_every_operation(archive: str, actor: str, store: str) ->
     assert sum(1 for _ in faults(archive, actor, store)) > 40
 
 
+def test_every_interruption_and_every_fault_beside_a_table() -> None:
+    assert sum(1 for _ in interruptions("grown", ("maintain", "write", "maintain"), store="conditional")) > 70
+    assert sum(1 for _ in faults("aged", "expire", store="conditional")) > 150
+
+
 def test_schedules_at_random() -> None:
     for seed in range(60):
         run(at_random(seed))
