@@ -118,11 +118,11 @@ ARCHIVES = {
     "quarantine": [block((1, 2)), quarantined((2, 3, 5)), quarantined((3, 4))],
     "unreadable": [quarantined((3, 4, 5)), quarantined((5,))],
     "aside": [quarantined((1, 2), OLD), quarantined((2,), OLD), quarantined((3, 4)), quarantined((4, 5))],
-    "hole": [block((1, 3)), block((3, 4, 5))],
+    "hole": [block((1, 3)), block((3, 5))],
     "trimmed": [block((3, 4)), block((5,))],
     "damaged": [block((1, 3)), block((2, 4, 5))],
     "covered": [block((1, 2)), block((1, 2, 3)), block((4, 5))],
-    "past": [block((1, 2), bucket=OLD), block((3, 4))],
+    "past": [block((2,), bucket=OLD), block((3, 4))],
 }
 """In all but `bundles`, 3 and 4 have the key `a`, and a capture gets them again."""
 QUARANTINES = ("quarantine", "unreadable", "aside")

@@ -72,14 +72,15 @@ def units(seed: int) -> Iterator[tuple[str, tuple[str, ...], str]]:
 
 def _has(archive: str, actors: Sequence[str]) -> bool:
     """Whether these actors can be in the archive, and one changes it: some need a quarantine; in bundles, 3 and 4 have
-    other keys than captures say; of two lives, captures are of the first one, and a repair of the second."""
+    other keys than captures say; of two lives, captures are of the first one, and a repair of the second, which an
+    erasure has not searched."""
     if archive not in QUARANTINES and {"redecode", "failing", "inspect"} & {*actors}:
         return False
     repair, captures = "repair" in actors, {*CAPTURES} & {*actors}
     if archive == "bundles":
         can = not repair and captures <= {"other"}
     elif archive == "lives":
-        can = not (repair and captures)
+        can = not (repair and (captures or "erase" in actors))
     else:
         can = repair or ORIGINS.get(archive, archive) not in FLAWED
     return can and not (actors[1:] and {*READERS} >= {*actors})

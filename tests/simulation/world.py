@@ -109,6 +109,8 @@ class World:
     listed: dict[str, list[int]] = field(default_factory=dict)
     """How often others had changed the archive each time that an actor listed objects."""
     changes: Counter[str] = field(default_factory=Counter)
+    removed: set[Identity] = field(default_factory=set)
+    """What had been removed on purpose when the actor began whose turn it is."""
     delivered: set[int] = field(default_factory=lambda: set(range(FIRST, LAST + 1)))
     """What the server knows to be acknowledged."""
     locks: dict[str, int] = field(default_factory=dict)
@@ -144,6 +146,7 @@ class World:
         self._faults = {(number, step): fault for number, step, fault in self.schedule.faults}
         self._required: list[set[Identity]] = [set() for _ in runs]
         self._begun = [0] * len(runs)
+        self._removed = [*self._required]
         try:
             for number, count in self.schedule.turns:
                 self.used.append(self._turn(number, runs[number], count))
@@ -178,6 +181,7 @@ class World:
         assert isinstance(operation, Operation)
         if not run.steps:
             self._required[number], self._begun[number] = self.required(name), self._others(name)
+            self._removed[number] = self.gone()
         fault = self._faults.get((number, run.steps))
         if fault == "stop":
             self._tell(name, "is killed")
@@ -187,6 +191,7 @@ class World:
         if fault == "jump":
             self._tell(name, "waits for an hour")
             self.now += HOUR
+        self.removed = self._removed[number]
         answer = self._done(name, operation, fault)
         if operation.kind == "lock" and not answer.error:
             self.locks[operation.path] = number
@@ -248,6 +253,9 @@ class World:
             self.changes[name] += 1
             self.archived |= stored(self.files.files, MESSAGES).keys()
             if name == "repair":  # what it has stored once, stays
+                made = argument[0] if kind in ("write", "create") and path.endswith(".parquet") else None
+                if made and (back := self.removed & {*contents(made)}):
+                    raise ViolationError(f"removed before, and stored again: {back}")
                 self.acked |= stored(self.files.files).keys()
             self._check_state()
         return answer
@@ -262,6 +270,7 @@ class World:
     def _alone(self, name: str) -> Outcome:
         """Run an actor to its end, and change what it changes."""
         run = self._run(name)
+        self.removed = self.gone()
         try:
             while not run.over:
                 assert isinstance(run.request, Operation)
