@@ -6,68 +6,163 @@ What fails is shrunk and told.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from itertools import combinations_with_replacement, product
+from functools import cache
+from itertools import combinations_with_replacement, count, islice, product
+from typing import NamedTuple, TypeVar
 
 from tests.simulation.actors import CAPTURES
 from tests.simulation.catalogue import FLAWED, QUARANTINES
-from tests.simulation.store import STORES
+from tests.simulation.store import CHANGES, STORES
 from tests.simulation.world import ARCHIVES, FAULTS, ORIGINS, PLAYERS, READERS, TABLES, Schedule, ViolationError, World
 
+_END = 1 << 30
+"""More operations than any actor has."""
+T = TypeVar("T")
 
-def interleavings(archive: str, actors: tuple[str, str], store: str) -> Iterator[World]:
-    """Every interleaving of two actors with at most two changes of turn, also with a stop of the one that is left.
 
-    Yields worlds that have been run.
+class Unit(NamedTuple):
+    """What has schedules."""
+
+    archive: str
+    actors: tuple[str, ...]
+    store: str
+
+
+def in_turn(iterators: Iterable[Iterator[T]]) -> Iterator[T]:
+    """Yield the next one of each, again and again, until all have ended."""
+    left = deque(iterators)
+    while left:
+        current = left.popleft()
+        for item in islice(current, 1):
+            yield item
+            left.append(current)
+
+
+Choice = tuple[int, tuple[tuple[int, int], ...], tuple[tuple[int, int, str], ...]]
+"""The rank of a schedule, its turns and faults."""
+_ALL, _CHANGE, _AFTER, _LAST = 1, 2, 3, 4
+RANKS = range(_LAST + 1)
+"""0 is the first one."""
+
+
+def _points(asked: Sequence[str], chance: random.Random) -> list[tuple[int, int]]:
+    """An actor's operations before which a turn may end, each with a rank; the last one is its end.
+
+    First comes what can lose a message: between what an actor has seen and its removal, also where it waits for that.
+    Then comes what is before another change, and after a change or a listing. Elsewhere an actor reads, mostly what no
+    other one changes.
     """
-    for first, second in ((0, 1), (1, 0)):
-        for i in range(1 << 30):
-            for j in range(1 << 30):
-                turns = ((first, i), (second, j), (first, 1 << 30))
-                world = _ran(Schedule(archive, actors, turns, store=store))
-                yield world
-                if not world.used[1]:
-                    break
-                yield _ran(replace(world.schedule, faults=((second, j, "stop"),)))
-            yield _ran(Schedule(archive, actors, ((first, i),), ((first, i, "stop"),), store))
-            if not world.used[0]:
-                break
+
+    def rank(step: int) -> int:
+        if step < len(asked) and asked[step] in {*CHANGES, "sleep"}:
+            return 0 if asked[step] in {"remove", "sleep"} else _CHANGE
+        return _AFTER if step == len(asked) or (step and asked[step - 1] in {*CHANGES, "list"}) else _LAST
+
+    return [(step, rank(step)) for step in chance.sample(range(len(asked) + 1), len(asked) + 1)]
 
 
-def interruptions(archive: str, actors: tuple[str, str, str], store: str) -> Iterator[World]:
-    """Every interruption of one actor by two others, which then run to their end. Yields worlds that have been run."""
-    for step in range(1 << 30):
-        world = _ran(Schedule(archive, actors, ((0, step), (1, 1 << 30), (2, 1 << 30)), store=store))
-        yield world
-        if not world.used[0]:
-            break
+@cache
+def _asked(unit: Unit, number: int, *turns: tuple[int, int]) -> Sequence[str]:
+    """What one of the actors asks for."""
+    world = World(Schedule(unit.archive, unit.actors, turns, store=unit.store), checked=False)
+    with suppress(ViolationError):  # the schedule itself says so
+        world.play()
+    return world.asked[number]
 
 
-def faults(archive: str, actor: str, store: str) -> Iterator[World]:
-    """Every fault at every operation of an actor that is alone. Yields worlds that have been run."""
-    for fault in FAULTS:
-        for step in range(1 << 30):
-            world = _ran(Schedule(archive, (actor,), (), ((0, step, fault),), store))
+def _alone(unit: Unit, number: int) -> Sequence[str]:
+    return _asked(unit._replace(actors=(unit.actors[number],)), 0)
+
+
+def faults(unit: Unit, _: int, chance: random.Random) -> Iterator[Choice]:
+    """Every fault at every operation of an actor that is alone."""
+    for step, rank in _points(_alone(unit, 0), chance):
+        for fault in chance.sample(FAULTS, len(FAULTS)):
+            yield max(rank, _CHANGE), (), ((0, step, fault),)
+
+
+def interleavings(unit: Unit, upto: int, chance: random.Random) -> Iterator[Choice]:
+    """Every interleaving of two actors with at most two changes of turn, also with a stop of the one that is left."""
+    for first in range(len({*unit.actors})):
+        second, alone = 1 - first, _alone(unit, first)
+        for step, rank in _points(alone, chance):
+            if not step or rank > upto:
+                continue
+            begin, last = (first, step), step == len(alone)
+            yield max(rank, _ALL), (begin, (second, _END)), ()
+            if not last:
+                yield rank + 1, (begin,), ((first, step, "stop"),)
+            asked = _asked(unit, second, begin, (second, _END))
+            for other, its in _points(asked, chance):
+                turns = (begin, (second, other), (first, _END))
+                if 0 < other < len(asked):
+                    if not last:
+                        yield max(rank, its), turns, ()
+                    yield max(rank, its) + 1, turns, ((second, other, "stop"),)
+
+
+def interruptions(unit: Unit, _: int, chance: random.Random) -> Iterator[Choice]:
+    """Every interruption of one actor by two others, which then run to their end; first by those that remove."""
+    others = sum("remove" not in _alone(unit, number) for number in (1, 2))
+    for step, rank in _points(_alone(unit, 0), chance):
+        yield rank + others, ((0, step), (1, _END), (2, _END)), ()
+
+
+_EVERY = {1: faults, 2: interleavings, 3: interruptions}
+
+
+def run_all(unit: Unit, rank: int, chance: random.Random) -> Iterator[World]:
+    """Run a unit's schedules of a rank, until one fails."""
+    for its, turns, faults in _EVERY[len(unit.actors)](unit, rank, chance):
+        if min(its, _LAST) == rank:
+            world = run(Schedule(unit.archive, unit.actors, turns, faults, unit.store))
             yield world
-            if world.steps[0] < step:
+            if world.story:
                 break
 
 
-def units(seed: int) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """Every archive, one to three actors, and kind of store: arguments of `every`.
+def _run_first(unit: Unit, rank: int, chance: random.Random, others: dict[object, list[Unit]]) -> Iterator[World]:
+    """Run those of a unit if no earlier one is of its kind; else it is one of the `others`."""
+    kind = unit.actors, *(tuple(_alone(unit, number)) for number in range(len(unit.actors)))
+    if kind in others:
+        others[kind].append(unit)
+    else:
+        others[kind] = []
+        yield from run_all(unit, rank, chance)
 
-    The order follows from the seed, but what has found most comes first.
+
+def _run_ranks(units: Sequence[Unit], chance: random.Random) -> Iterator[World]:
+    """Run all schedules by their rank; archives and stores where actors do what they do in another one come later."""
+    for rank in RANKS[:-1]:
+        others: dict[object, list[Unit]] = {}
+        yield from in_turn([_run_first(unit, rank, chance, others) for unit in units])
+        yield from in_turn([run_all(unit, rank, chance) for each in others.values() for unit in each])
+    for unit in units:
+        yield from run_all(unit, _LAST, chance)
+
+
+def schedules(seed: int, part: int = 0, parts: int = 1) -> Iterator[World]:
+    """Worlds that have been run, each of another schedule, endlessly; the order follows from the seed.
+
+    Of two actors, one with faults, three, and random ones, each takes turns, and so do all archives, actors and kinds
+    of store.
     """
+    chance = random.Random(seed)
     threes = product([name for name in PLAYERS if name not in READERS], repeat=3)
     choices = [*((name,) for name in PLAYERS), *combinations_with_replacement(PLAYERS, 2), *threes]
-    found = [
-        (archive, actors, store)
-        for archive, actors, store in product(ARCHIVES, choices, STORES)
-        if _has(archive, actors) and _can_be(store, archive, actors)
+    found = (Unit(*choice) for choice in product(ARCHIVES, choices, STORES))
+    units = [
+        unit for unit in found if _has(unit.archive, unit.actors) and _can_be(unit.store, unit.archive, unit.actors)
     ]
-    random.Random(seed).shuffle(found)
-    return iter(sorted(found, key=lambda unit: not _is_likely(unit[0], unit[1])))
+    units = chance.sample(units, len(units))[part::parts]
+
+    ones, twos, threes_ = (_run_ranks([unit for unit in units if len(unit.actors) == many], chance) for many in _EVERY)
+    others = (run(at_random(seed + step)) for step in count(part, parts))
+    return in_turn([twos, ones, twos, threes_, twos, others, twos, ones, twos, threes_])
 
 
 def _has(archive: str, actors: Sequence[str]) -> bool:
@@ -94,20 +189,6 @@ def _can_be(store: str, archive: str, actors: Sequence[str]) -> bool:
     return store != "plain" or len(actors) < 3
 
 
-def _is_likely(archive: str, actors: Sequence[str]) -> bool:
-    pair = {"maintain", "erase"}
-    return archive in ("pair", "copy") and len(actors) == 3 and actors[0] in pair and pair <= {*actors}
-
-
-def every(archive: str, actors: tuple[str, ...], store: str) -> Iterator[World]:
-    """Every fault of one actor, every interleaving of two, or every interruption of one by two others."""
-    if len(actors) == 1:
-        return faults(archive, actors[0], store)
-    if len(actors) == 3:
-        return interruptions(archive, (actors[0], actors[1], actors[2]), store)
-    return interleavings(archive, (actors[0], actors[1]), store)
-
-
 def at_random(seed: int) -> Schedule:
     """A schedule of two to four actors with some faults."""
     chance = random.Random(seed)
@@ -128,26 +209,14 @@ def at_random(seed: int) -> Schedule:
     return Schedule(archive, actors, turns, faults, chance.choice(stores))
 
 
-class FailedError(ViolationError):
-    """A schedule that fails, with its story."""
-
-    def __init__(self, schedule: Schedule, reason: str, story: Sequence[str]) -> None:
-        super().__init__("\n".join([reason, repr(schedule), *(f"  {line}" for line in story)]))
-        self.schedule, self.reason, self.story = schedule, reason, story
-
-
-def _ran(schedule: Schedule) -> World:
+def run(schedule: Schedule) -> World:
+    """Run a schedule; if it fails, the world has the story of the shrunk one."""
     world = World(schedule)
     try:
         world.run()
     except ViolationError:
-        raise story_of(shrunk(schedule)) from None
+        world.story = story_of(shrunk(schedule))
     return world
-
-
-def run(schedule: Schedule) -> None:
-    """Run a schedule. Raises FailedError with the shrunk one."""
-    _ran(schedule)
 
 
 def _fails(schedule: Schedule) -> bool:
@@ -178,12 +247,12 @@ def _smaller(schedule: Schedule) -> Iterator[Schedule]:
         yield replace(schedule, actors=schedule.actors[:-1])
 
 
-def story_of(schedule: Schedule) -> FailedError:
+def story_of(schedule: Schedule) -> str:
     """Tell a schedule that fails."""
     world = World(schedule, told=[])
     assert world.told is not None
     try:
         world.run()
     except ViolationError as error:
-        return FailedError(schedule, str(error), world.told)
+        return "\n  ".join([str(error), repr(schedule), *world.told])
     raise AssertionError(f"not repeatable: {schedule}")

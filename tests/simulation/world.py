@@ -100,6 +100,8 @@ class World:
     """An archive while a schedule runs."""
 
     schedule: Schedule
+    checked: bool = True
+    """Whether states are."""
     told: list[str] | None = None
     now: float = float(BEGIN)
     acked: set[Identity] = field(default_factory=set)
@@ -135,13 +137,20 @@ class World:
         self.acked = set(stored(catalogue.files(origin)))
         self.archived = set(stored(catalogue.files(origin), MESSAGES))
         self.in_table = frozenset(path for path, _ in iceberg.current(files))
-        self.used: list[bool] = []
-        """Whether each turn had all of its operations."""
+        self.story = ""
+        """What happened, if it fails."""
+        self.asked: list[list[str]] = [[] for _ in self.schedule.actors]
+        """The kinds of each actor's operations; "" for a listing that found nothing."""
 
     # ------------------------------------------------------------------ the run
 
     def run(self) -> None:
         """Raises ViolationError."""
+        self.play()
+        self._settle()
+
+    def play(self) -> None:
+        """Run without what is done in the end. Raises ViolationError."""
         self.runs = runs = [self._run(name) for name in self.schedule.actors]
         self._faults = {(number, step): fault for number, step, fault in self.schedule.faults}
         self._required: list[set[Identity]] = [set() for _ in runs]
@@ -149,7 +158,7 @@ class World:
         self._removed = [*self._required]
         try:
             for number, count in self.schedule.turns:
-                self.used.append(self._turn(number, runs[number], count))
+                self._turn(number, runs[number], count)
             for number, run in [*enumerate(runs)] * len(runs):  # who waits for a lock goes on after the others
                 self._turn(number, run, 1 << 30)
             if not all(run.over for run in runs):
@@ -157,20 +166,17 @@ class World:
         finally:
             for run in runs:
                 run.close()
-            self.steps = [run.steps for run in runs]
-        self._settle()
 
     def _run(self, name: str) -> Run:
         self.begun[name] += 1
         table = f"{name} {self.begun[name]}" if self.schedule.archive in TABLES else ""
         return Run(_ACTORS[name], lambda: self.now, self.schedule.store, table)
 
-    def _turn(self, number: int, run: Run, count: int) -> bool:
+    def _turn(self, number: int, run: Run, count: int) -> None:
         for _ in range(count):
             if run.over or self._is_waiting(run):
-                return False
+                break
             self._step(number, run)
-        return True
 
     def _is_waiting(self, run: Run) -> bool:
         """Whether another one has the lock."""
@@ -193,6 +199,7 @@ class World:
             self.now += HOUR
         self.removed = self._removed[number]
         answer = self._done(name, operation, fault)
+        self.asked[number].append(operation.kind if answer.value or operation.kind != "list" else "")
         if operation.kind == "lock" and not answer.error:
             self.locks[operation.path] = number
         elif operation.kind == "unlock":
@@ -322,6 +329,8 @@ class World:
 
     def _check_state(self) -> None:
         """After a change: nothing is lost, and whoever reads now gets each message once."""
+        if not self.checked:
+            return
         self._check_table()
         files = self.archive
         at = frozenset((path, file.content) for path, file in files.items())
