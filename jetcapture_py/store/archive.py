@@ -327,7 +327,7 @@ class ArchiveFiles:
         except VanishedError:
             raise
         except StoreError as error:
-            if parts is not None:
+            if not self.local:
                 self.refuse_changed(file, error)
             raise
 
