@@ -17,7 +17,18 @@ from typing import NamedTuple, TypeVar
 from tests.simulation.actors import CAPTURES
 from tests.simulation.catalogue import FLAWED, QUARANTINES
 from tests.simulation.store import CHANGES, STORES
-from tests.simulation.world import ARCHIVES, FAULTS, ORIGINS, PLAYERS, READERS, TABLES, Schedule, ViolationError, World
+from tests.simulation.world import (
+    ARCHIVES,
+    FAULTS,
+    OLD,
+    ORIGINS,
+    PLAYERS,
+    READERS,
+    TABLES,
+    Schedule,
+    ViolationError,
+    World,
+)
 
 _END = 1 << 30
 """More operations than any actor has."""
@@ -201,7 +212,7 @@ def at_random(seed: int) -> Schedule:
         (chance.randrange(len(actors)), chance.choice([1, 2, 5, 10, 20])) for _ in range(chance.randint(1, 9))
     )
     faults = tuple(
-        (number, step, chance.choice(FAULTS))
+        (number, step, chance.choice((*FAULTS, OLD)))
         for number in range(len(actors))
         for step in chance.sample(range(50), chance.choice([0, 0, 0, 1, 2]))
     )

@@ -39,12 +39,16 @@ from tests.simulation.store import CHANGES, Answer, Files, Operation, StoredFile
 FAULTS = ("stop", "lost", "not done", "jump", "damaged")
 """The process ends; the operation is done, or not done, and its answer is lost; an hour passes; an object that is made
 of others is damaged."""
+OLD = "old"
+"""From this operation on, the actor's listings show the files as they were before the last change by another one."""
 HOUR = 3600.0
 LATER = float(BEGIN + 5 * DAY)
 """When everything is run again."""
 SETTLING = ("write", "other", "again", "failing", "repair", "expire", "erase", "redecode", "maintain")
 """What is run again in the end, if it ran before."""
 Content = Mapping[str, StoredFile]
+Fault = tuple[int, int, str]
+"""Number of an actor, of its operation, and one of `FAULTS` or `OLD`."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,7 @@ class Schedule:
     actors: tuple[str, ...]
     turns: tuple[tuple[int, int], ...]
     """Numbers of an actor and of operations."""
-    faults: tuple[tuple[int, int, str], ...] = ()
-    """Number of an actor, of its operation, and one of `FAULTS`."""
+    faults: tuple[Fault, ...] = ()
     store: str = "conditional"
     """One of `STORES`."""
 
@@ -115,6 +118,10 @@ class World:
     """What had been removed on purpose when the actor began whose turn it is."""
     delivered: set[int] = field(default_factory=lambda: set(range(FIRST, LAST + 1)))
     """What the server knows to be acknowledged."""
+    old: set[int] = field(default_factory=set)
+    """The actors with old listings: a reader may miss what is new, and an erasure what was stored again."""
+    earlier: dict[int, Files] = field(default_factory=dict)
+    """For each actor, the files before the last change by another one, and what it has changed itself since."""
     locks: dict[str, int] = field(default_factory=dict)
     """The number of the actor that has each lock."""
     positions: dict[str, int] = field(default_factory=dict)
@@ -197,8 +204,16 @@ class World:
         if fault == "jump":
             self._tell(name, "waits for an hour")
             self.now += HOUR
-        self.removed = self._removed[number]
-        answer = self._done(name, operation, fault)
+        if fault == OLD:
+            self.old.add(number)
+        self.removed = self._removed[number] if number not in self.old else set()  # it may not see the tombstone
+        if operation.kind == "list" and number in self.old and number in self.earlier:
+            self._tell(name, f"list {operation.path} as before the last change by another")
+            answer = self.earlier[number].do(operation, self.now)
+        else:
+            if operation.kind in CHANGES:
+                self._remember(number, operation)
+            answer = self._done(name, operation, fault)
         self.asked[number].append(operation.kind if answer.value or operation.kind != "list" else "")
         if operation.kind == "lock" and not answer.error:
             self.locks[operation.path] = number
@@ -209,7 +224,14 @@ class World:
             self._tell(name, f"ends: {run.request.outcome}")
             faulty = any(each == number for each, _ in self._faults) or self.schedule.actors.count(name) > 1
             disturbed = faulty or self._begun[number] != self._others(name)
-            self._check_outcome(name, run.request.outcome, self._required[number], disturbed=disturbed)
+            if number not in self.old:
+                self._check_outcome(name, run.request.outcome, self._required[number], disturbed=disturbed)
+
+    def _remember(self, number: int, operation: Operation) -> None:
+        if number in self.earlier:
+            self.earlier[number].do(operation, self.now)
+        for other in {*range(len(self.schedule.actors))} - {number}:
+            self.earlier[other] = Files(dict(self.files.files), self.schedule.store)
 
     def _done(self, name: str, operation: Operation, fault: str | None = None) -> Answer:
         kind, path, argument = operation

@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.actors import simulated
 from tests.simulation.schedules import RANKS, Unit, at_random, run, run_all, schedules
-from tests.simulation.world import READERS
+from tests.simulation.world import OLD, READERS, Schedule
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,15 @@ def test_schedules_of_some_actors(archive: str, actors: str, stores: str) -> Non
             worlds = [world for rank in ranks for world in run_all(unit, rank, chance)]
             assert [world.story for world in worlds if world.story] == []
             assert len(worlds) > least
+
+
+@pytest.mark.parametrize("actors", [("maintain", "erase", "erase"), ("erase", "again", "maintain")])
+def test_old_listings_lose_nothing(actors: tuple[str, ...]) -> None:
+    old = tuple((number, 0, OLD) for number in range(3))
+    with simulated():
+        worlds = [run(Schedule("copy", actors, ((0, step), (1, 99), (2, 99)), old)) for step in range(30)]
+        assert [world.story for world in worlds if world.story] == []
+        assert all(world.old == {0, 1, 2} for world in worlds)
 
 
 def test_schedules_at_random() -> None:
