@@ -59,11 +59,11 @@ from tests.simulation.catalogue import (
     encoder,
 )
 from tests.simulation.local import patches
+from tests.simulation.loop import AtOnce
 from tests.simulation.loop import run as run_loop
 from tests.simulation.repairing import PATCHES, repaired
 from tests.simulation.scheduler import BY_THREAD, NOW, STORE, TABLE, ask
 from tests.simulation.store import Operation
-from tests.support.worlds import AtOnce
 
 URL = "memory://archive"
 ERASED = 3

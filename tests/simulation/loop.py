@@ -1,14 +1,30 @@
-"""An event loop in an actor's thread. It has no clock, and sleeps as the actor does."""
+"""An event loop and an executor in an actor's thread. The loop has no clock, and sleeps as the actor does."""
 
 from __future__ import annotations
 
 import asyncio
 import selectors
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+class AtOnce(Executor):
+    """Does the work in the actor's thread."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def submit(self, do: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(do(*arguments, **named))
+        except BaseException as error:
+            done.set_exception(error)
+        return done
 
 
 class _Selector(selectors.SelectSelector):

@@ -16,10 +16,9 @@ from jetcapture_py.jetstream.wire.inbox import Received
 from jetcapture_py.verify import proof, scope
 from jetcapture_py.verify import repair as repairing
 from tests.simulation.catalogue import STREAM, Stream
-from tests.simulation.loop import run
+from tests.simulation.loop import AtOnce, run
 from tests.simulation.scheduler import ask
 from tests.simulation.store import Operation
-from tests.support.worlds import AtOnce
 
 
 def repaired(config: Config) -> tuple[Any, ...]:

@@ -23,9 +23,9 @@ from pyiceberg.table import CommitTableResponse, Table, metadata, update
 from pyiceberg.utils.concurrent import ExecutorFactory
 
 from jetcapture_py.table import commit
+from tests.simulation.loop import AtOnce
 from tests.simulation.scheduler import TABLE, ask
 from tests.simulation.store import SimulatedDriver
-from tests.support.worlds import AtOnce
 
 NAME = "nats.orders"
 CATALOG = {
