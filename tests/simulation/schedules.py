@@ -32,6 +32,10 @@ from tests.simulation.world import (
 
 _END = 1 << 30
 """More operations than any actor has."""
+_FIRST = 2000
+"""Schedules of everything, before each is explored to its end."""
+_RANDOM = 100
+"""From then on, one of so many schedules is random: these take longer."""
 T = TypeVar("T")
 
 
@@ -157,10 +161,10 @@ def _run_ranks(units: Sequence[Unit], chance: random.Random) -> Iterator[World]:
 
 
 def schedules(seed: int, part: int = 0, parts: int = 1) -> Iterator[World]:
-    """Worlds that have been run, each of another schedule, endlessly; the order follows from the seed.
+    """Worlds that have been run, endlessly; the order follows from the seed.
 
-    Of two actors, one with faults, three, and random ones, each takes turns, and so do all archives, actors and kinds
-    of store.
+    First some of everything: of two actors, one with faults, three, and random ones, each takes turns, and so do all
+    archives, actors and kinds of store. Then all of each, which is much faster, with some random ones.
     """
     chance = random.Random(seed)
     threes = product([name for name in PLAYERS if name not in READERS], repeat=3)
@@ -173,7 +177,13 @@ def schedules(seed: int, part: int = 0, parts: int = 1) -> Iterator[World]:
 
     ones, twos, threes_ = (_run_ranks([unit for unit in units if len(unit.actors) == many], chance) for many in _EVERY)
     others = (run(at_random(seed + step)) for step in count(part, parts))
-    return in_turn([twos, ones, twos, threes_, twos, others, twos, ones, twos, threes_])
+    yield from islice(in_turn([twos, ones, twos, threes_, twos, others, twos, ones, twos, threes_]), _FIRST // parts)
+    all_ = (world for unit in units for rank in RANKS for world in run_all(unit, rank, chance))
+    for number, world in enumerate(all_):
+        yield world
+        if number % _RANDOM == 0:
+            yield next(others)
+    yield from others
 
 
 def _has(archive: str, actors: Sequence[str]) -> bool:

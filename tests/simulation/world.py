@@ -98,6 +98,11 @@ def stored(files: Content, *parts: str, hidden: bool = False) -> Counter[Identit
     return found
 
 
+def _age(message: Identity) -> tuple[bool, int]:
+    """The order of messages of two lives."""
+    return message[1] >= SECOND, message[0]
+
+
 @dataclass
 class World:
     """An archive while a schedule runs."""
@@ -430,9 +435,9 @@ class World:
         if outcome[0] == "restored" and alone and (erased := [each for each in counts if self._is_erased(each)]):
             raise ViolationError(f"erased, and restored: {erased}")
         if outcome[0] == "newest":
-            newest = {seq % GROUPS: (seq, time) for seq, time in sorted(required)}
-            read = {seq % GROUPS: (seq, time) for seq, time in counts}
-            if len(read) < len(counts) or any(read.get(group, (0, 0)) < row for group, row in newest.items()):
+            newest = {message[0] % GROUPS: message for message in sorted(required, key=_age)}
+            read = {message[0] % GROUPS: message for message in counts}
+            if len(read) < len(counts) or any(_age(read.get(group, (0, 0))) < _age(newest[group]) for group in newest):
                 raise ViolationError(f"not the newest: {read}, {newest}")
             return
         if left_out := required - counts.keys():

@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.actors import simulated
 from tests.simulation.schedules import RANKS, Unit, at_random, run, run_all, schedules
-from tests.simulation.world import OLD, READERS, Schedule
+from tests.simulation.world import OLD, Schedule
 
 
 @pytest.mark.parametrize(
@@ -17,31 +17,29 @@ from tests.simulation.world import OLD, READERS, Schedule
     [
         ("keys", "maintain erase", "conditional"),
         ("tombstone", "maintain erase", "conditional"),
+        ("pair", "maintain erase", "local"),
+        ("copy", "maintain erase", "local"),
         ("two", "maintain write", "conditional"),
         ("two", "maintain query", "conditional"),
         ("quarantine", "redecode failing", "conditional"),
         ("pair", "erase again maintain", "conditional local"),
         ("copy", "maintain erase erase", "conditional local"),
-        ("quarantine", "redecode erase maintain", "conditional local"),
         ("covered", "repair repair erase", "conditional local"),
         *(("old", actor, "conditional local") for actor in ("maintain", "expire", "erase", "write")),
         ("unreadable", "redecode", "conditional local"),
         ("damaged", "repair", "conditional local"),
-        ("grown", "maintain write maintain", "conditional"),
         ("aged", "expire", "conditional"),
     ],
 )
-def test_schedules_of_some_actors(archive: str, actors: str, stores: str) -> None:
-    """Of two that change it, those whose turns end at changes and listings: the others are thousands, mostly alike."""
+def test_all_schedules_of_some_actors(archive: str, actors: str, stores: str) -> None:
     names = tuple(actors.split())
-    ranks = RANKS[:-1] if len(names) == 2 and not {*READERS} & {*names} else RANKS
-    least = {1: 40, 2: 60, 3: 10}[len(names)]
+    least = {1: 90, 2: 1200, 3: 15}[len(names)]
     with simulated():
         for store in stores.split():
             unit, chance = Unit(archive, names, store), random.Random(1)
-            worlds = [world for rank in ranks for world in run_all(unit, rank, chance)]
+            worlds = [world for rank in RANKS for world in run_all(unit, rank, chance)]
             assert [world.story for world in worlds if world.story] == []
-            assert len(worlds) > least
+            assert len(worlds) >= least
 
 
 @pytest.mark.parametrize("actors", [("maintain", "erase", "erase"), ("erase", "again", "maintain")])
@@ -55,11 +53,11 @@ def test_old_listings_lose_nothing(actors: tuple[str, ...]) -> None:
 
 def test_schedules_at_random() -> None:
     with simulated():
-        assert [world.story for world in map(run, map(at_random, range(60))) if world.story] == []
+        assert [world.story for world in map(run, map(at_random, range(30))) if world.story] == []
 
 
 def test_what_make_simulate_begins_with() -> None:
     with simulated():
-        worlds = list(islice(schedules(seed=1), 20))
-    assert len({world.schedule for world in worlds}) == 20
+        worlds = list(islice(schedules(seed=1), 5))
+    assert len({world.schedule for world in worlds}) == 5
     assert [world.story for world in worlds if world.story] == []
