@@ -34,7 +34,7 @@ _END = 1 << 30
 """More operations than any actor has."""
 _FIRST = 2000
 """Schedules of everything, before each is explored to its end."""
-_RANDOM = 100
+_RANDOM = 300
 """From then on, one of so many schedules is random: these take longer."""
 T = TypeVar("T")
 
@@ -175,11 +175,12 @@ def schedules(seed: int, part: int = 0, parts: int = 1) -> Iterator[World]:
     ]
     units = chance.sample(units, len(units))[part::parts]
 
-    ones, twos, threes_ = (_run_ranks([unit for unit in units if len(unit.actors) == many], chance) for many in _EVERY)
+    kinds = [[unit for unit in units if len(unit.actors) == many] for many in _EVERY]
+    ones, twos, threes_ = (_run_ranks(kind, chance) for kind in kinds)
     others = (run(at_random(seed + step)) for step in count(part, parts))
     yield from islice(in_turn([twos, ones, twos, threes_, twos, others, twos, ones, twos, threes_]), _FIRST // parts)
-    all_ = (world for unit in units for rank in RANKS for world in run_all(unit, rank, chance))
-    for number, world in enumerate(all_):
+    each = (world for unit in in_turn(map(iter, kinds)) for rank in RANKS for world in run_all(unit, rank, chance))
+    for number, world in enumerate(each):
         yield world
         if number % _RANDOM == 0:
             yield next(others)
