@@ -36,7 +36,7 @@ help:
 	@echo 'make lint    ruff, mypy and import-linter'
 	@echo 'make bench   the whole daemon beside others; ARGS="--sizes 1000 --runners limit jetcapture-json"'
 	@echo 'make chaos   break everything for a while, then check every message; MINUTES=30 SEED=1 ARGS="--cluster"'
-	@echo 'make simulate   every command beside every other on a simulated store, stopped at every step; SCHEDULES=100000 SEED=1'
+	@echo 'make simulate   commands beside each other on a simulated store, stopped at every step; SCHEDULES=100000 SEED=1'
 	@echo 'make docs    write the tables of docs/configuration.md, compatibility.md and kubernetes.md, and the dashboard'
 	@echo 'make site    the documents as a site, in build/site; fails for a broken link; ARGS=serve shows it'
 	@echo 'make screenshots   take the pictures of docs/images, in 17 minutes, with Chromium; ARGS="--minutes 5"'

@@ -3,8 +3,8 @@
 Decoded messages are stored as by a capture, under their own sequence, timestamp, key and bucket. Then they leave the
 quarantine: its objects are rewritten without them (see `compaction.rewrite`). Other messages stay, with the new reason.
 Until the end, a message may be in both; it counts as archived, and after a killed run the next one finds it there.
-Right before a quarantine object is removed, every message that left it is read back from the archive, whose objects
-with such messages are read in full.
+Right before a quarantine object is removed, every message that left it is looked up in the archive, and the objects
+that hold these messages are read in full.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ class _Redecoder:
         return False
 
     def _rewrite(self, name: ObjectName, gone: MessageSet, reasons: _Reasons) -> Rewritten:
-        source = Source(name, self._archive.at(name.path).size)  # rows of another source may have been written to it
+        source = Source(name, self._archive.at(name.path).size)  # an earlier rewrite may have added rows
         return rewrite(self._archive, source, gone, _SEALED_BY, reasons.applied)
 
 

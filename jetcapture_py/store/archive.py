@@ -90,7 +90,7 @@ class File:
     modified: float | None = None
     """Modification time in seconds since the epoch; None if the store does not tell."""
     tag: str | None = field(default=None, compare=False)
-    """The store's tag of its content, after `again`: the condition of its removal."""
+    """The store's tag of its content, set by `again`; `remove` depends on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,7 +377,11 @@ class ArchiveFiles:
             if file.tag is not None and is_unknown_header(error):
                 self.remove(replace(file, tag=None))
                 return
-            if is_unmet(error):
+            if file.tag is not None and is_unmet(error):
+                try:
+                    self.again(file)
+                except VanishedError:  # some stores say of what is gone that it has changed
+                    return
                 raise VanishedError(f"{self.shown}/{file.path} was stored again: read it again") from error
             raise StoreError(f"cannot remove {self.shown}/{file.path}: {one_line(error)}") from error
 
@@ -396,7 +400,11 @@ class ArchiveFiles:
                 Path(file.place).rename(renamed(file.place))
             else:
                 self._driver.write(renamed(file.place), pa.py_buffer(self._driver.read(file.place, 0, file.size)), None)
-                self.remove(file)
+                try:
+                    self.remove(file)
+                except VanishedError:
+                    self._driver.remove(renamed(file.place))
+                    raise
         except Exception as error:  # drivers raise different errors
             raise StoreError(f"cannot move {self.shown}/{file.path}: {one_line(error)}") from error
         return renamed(file.path)

@@ -7,8 +7,8 @@ Whatever else runs, every message stays in some object:
 - In a local archive, this check and the removal are one step, under a lock. If two programs would each remove the
   object that the other relies on, the second one finds its holder gone, and keeps its object. Remote stores have no
   lock; there, the order of `compaction.plan` and the grace keep programs apart, and an object is only removed if it
-  still has the tag that it had at this check. Of stores that do not obey that condition, docs/configuration.md says
-  what must not run at once.
+  still has the tag that it had at this check. For stores that ignore this condition, docs/configuration.md says what
+  must not run at the same time.
 """
 
 from __future__ import annotations
@@ -71,5 +71,5 @@ def move_aside(archive: ArchiveFiles, file: File) -> str:
 def _refuse_other(archive: ArchiveFiles, before: File, now: File) -> None:
     """Raise VanishedError if a file has been rewritten. Listings may have whole seconds only, or no time."""
     times = int(now.modified or 0), int(before.modified or now.modified or 0)
-    if now.size != before.size or times[0] != times[1]:
+    if now.size != before.size or times[0] != times[1] or len({now.tag, before.tag} - {None}) > 1:
         raise VanishedError(f"{archive.shown}/{now.path} was stored again: read it again")

@@ -103,7 +103,6 @@ class Actor:
     def __init__(self, name: str, work: Callable[[], object]) -> None:
         self.name, self.work = name, work
         self.root: Node | None = None
-        self.runs = 0
 
 
 NOW, STORE, TABLE = Operation("now"), Operation("store"), Operation("table")
@@ -161,7 +160,6 @@ class Run:
         """The thread, after it has got all answers."""
         live = self._live
         if live is None:
-            self.actor.runs += 1
             live = self._live = Live(self.actor.work)
             node = self.actor.root
         else:

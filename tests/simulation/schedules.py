@@ -33,14 +33,14 @@ from tests.simulation.world import (
 _END = 1 << 30
 """More operations than any actor has."""
 _FIRST = 2000
-"""Schedules of everything, before each is explored to its end."""
+"""So many schedules mix all units; after that, units run one by one."""
 _RANDOM = 300
-"""From then on, one of so many schedules is random: these take longer."""
+"""Then one schedule in so many is random: these take longer."""
 T = TypeVar("T")
 
 
 class Unit(NamedTuple):
-    """What has schedules."""
+    """Actors on one archive and store, whose schedules are enumerated together."""
 
     archive: str
     actors: tuple[str, ...]
@@ -61,7 +61,7 @@ Choice = tuple[int, tuple[tuple[int, int], ...], tuple[tuple[int, int, str], ...
 """The rank of a schedule, its turns and faults."""
 _ALL, _CHANGE, _AFTER, _LAST = 1, 2, 3, 4
 RANKS = range(_LAST + 1)
-"""0 is the first one."""
+"""0: before a removal or a sleep, where what the actor has read may be out of date."""
 
 
 def _points(asked: Sequence[str], chance: random.Random) -> list[tuple[int, int]]:
@@ -95,9 +95,11 @@ def _alone(unit: Unit, number: int) -> Sequence[str]:
 
 def faults(unit: Unit, _: int, chance: random.Random) -> Iterator[Choice]:
     """Every fault at every operation of an actor that is alone."""
-    for step, rank in _points(_alone(unit, 0), chance):
+    asked = _alone(unit, 0)
+    for step, rank in _points(asked, chance):
         for fault in chance.sample(FAULTS, len(FAULTS)):
-            yield max(rank, _CHANGE), (), ((0, step, fault),)
+            if step < len(asked) and (fault in ("stop", "jump") or asked[step] in {*CHANGES, "lock"}):
+                yield max(rank, _CHANGE), (), ((0, step, fault),)
 
 
 def interleavings(unit: Unit, upto: int, chance: random.Random) -> Iterator[Choice]:

@@ -77,8 +77,10 @@ class Files:
             return self._write(path, file, argument, now)
         if kind == "swap":
             return self._swap(path, file, argument, now)
+        if kind == "remove" and argument is not None and self.store == "plain":
+            return Answer(error="unknown header")
         if file is None:
-            return Answer(error="missing")
+            return Answer(error="exists" if kind == "remove" and argument is not None else "missing")
         if kind == "read":
             start, end = argument
             return Answer(file.content[start:end])

@@ -88,7 +88,7 @@ MESSAGES, QUARANTINE = (f"archive/{part}{catalogue.STREAM}/" for part in ("", "_
 
 
 def stored(files: Content, *parts: str, hidden: bool = False) -> Counter[Identity]:
-    """The messages of these parts, or of both."""
+    """How many objects have each message of these parts, or of both; with `hidden`, also unfinished local files."""
     found: Counter[Identity] = Counter()
     for path, file in files.items():
         if not path.startswith(parts or (MESSAGES, QUARANTINE)):
@@ -109,7 +109,7 @@ class World:
 
     schedule: Schedule
     checked: bool = True
-    """Whether states are."""
+    """Whether states are checked."""
     told: list[str] | None = None
     now: float = float(BEGIN)
     acked: set[Identity] = field(default_factory=set)
@@ -269,7 +269,7 @@ class World:
         elif (
             fault == "damaged"
             and kind in ("write", "create")
-            and name in ("maintain", "erase", "redecode")
+            and name in ("maintain", "erase", "redecode", "repair")
             and path.endswith(".parquet")
         ):
             answer = self.files.do(Operation(kind, path, (damaged(argument[0]), argument[1])), self.now)
@@ -450,7 +450,10 @@ class World:
             return
         if name in READERS:
             self._check_read(outcome, required & self.required(name), alone=False)
-        elif outcome[0] == "refused" and not disturbed and self.required():
+        elif not disturbed and (
+            (outcome[0] == "refused" and self.required())
+            or (outcome[0] in ("passed", "redecoded", "repaired") and outcome[-1])
+        ):
             raise ViolationError(f"refused, though nobody disturbs it: {outcome}")
         elif outcome == ("erased", ()) and self.listed[name][-2] == self._others(name):  # the last one is no search
             there = [message for message in stored(self.files.files, hidden=True) if message[0] == ERASED]
@@ -490,14 +493,14 @@ class World:
         if self.told is None and key in _SETTLED:
             return
         for name in filter(CAPTURES.__contains__, chosen):  # messages without an acknowledgement come again
-            self._alone(name)
+            self._check_outcome(name, self._alone(name), set())
         for _ in range(4):
             before = {path: file.content for path, file in self.files.files.items()}
             for name in chosen:
                 if name not in CAPTURES:
                     outcome = self._alone(name)
                     self._check_outcome(name, outcome, set())
-                    if name == "repair" and not outcome[1]:
+                    if name == "repair" and outcome[:2] != ("repaired", True):
                         raise ViolationError(f"not repaired: {outcome}")
             self.runs = []
             if before == {path: file.content for path, file in self.files.files.items()}:

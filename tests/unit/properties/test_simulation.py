@@ -1,4 +1,4 @@
-"""Every command beside every other on the simulated store, stopped at every step; `make simulate` runs more of it."""
+"""Commands beside each other on the simulated store, stopped at every step; `make simulate` runs more of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.simulation.world import OLD, Schedule
 )
 def test_all_schedules_of_some_actors(archive: str, actors: str, stores: str) -> None:
     names = tuple(actors.split())
-    least = {1: 90, 2: 1200, 3: 15}[len(names)]
+    least = {1: 30, 2: 1200, 3: 15}[len(names)]
     with simulated():
         for store in stores.split():
             unit, chance = Unit(archive, names, store), random.Random(1)
