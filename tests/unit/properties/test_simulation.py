@@ -58,6 +58,6 @@ def test_schedules_at_random() -> None:
 
 def test_what_make_simulate_begins_with() -> None:
     with simulated():
-        worlds = list(islice(schedules(seed=1), 5))
-    assert len({world.schedule for world in worlds}) == 5
+        worlds = list(islice(schedules(seed=1), 2))
+    assert len({world.schedule for world in worlds}) == 2
     assert [world.story for world in worlds if world.story] == []
