@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta, tzinfo
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -202,34 +203,22 @@ def restore() -> Outcome:
     return ("restored", tuple(rows))
 
 
-CAPTURES = {"write": (3, 4, LAST + 1, LAST + 2), "other": (LAST + 3, NEWEST), "again": (3, 4), "failing": (3, 4, 5)}
-"""What is delivered to captures."""
+CAPTURES: dict[str, Sequence[tuple[int, ...]]] = {
+    "write": ((3, 4), (LAST + 1, LAST + 2), (LAST + 1, LAST + 2)),
+    "other": ((LAST + 3, NEWEST),),
+    "again": ((3, 4),),
+    "failing": ((3, 4), (4, 5)),
+}
+"""What is delivered to captures, one delivery after the other. `failing` cannot decode it."""
 
 
-def write() -> Outcome:
-    return _capture("write", (CAPTURES["write"][:2], CAPTURES["write"][2:], CAPTURES["write"][2:]))
-
-
-def other() -> Outcome:
-    return _capture("other", (CAPTURES["other"],))
-
-
-def again() -> Outcome:
-    return _capture("again", (CAPTURES["again"],))
-
-
-def failing() -> Outcome:
-    """Cannot decode what is delivered."""
-    return _capture("failing", ((3, 4), (4, 5)), quarantine=True)
-
-
-def _capture(consumer: str, deliveries: Sequence[tuple[int, ...]], *, quarantine: bool = False) -> Outcome:
+def _capture(consumer: str) -> Outcome:
     """Store what is delivered, acknowledge it, and move the watermark: as a capture does."""
-    store = open_store(URL, {})
+    store, quarantine = open_store(URL, {}), consumer == "failing"
     erased = read_erased(store, STREAM, Erased())
     _move(store, consumer, LAST)
     ask(Operation("begin"))
-    for seqs in deliveries:
+    for seqs in CAPTURES[consumer]:
         batches, _ = without_erased([batch(seqs, quarantine=quarantine)], erased)
         if sum(part.num_rows for part in batches):
             block = encoder(batches, quarantine=quarantine)
@@ -241,7 +230,7 @@ def _capture(consumer: str, deliveries: Sequence[tuple[int, ...]], *, quarantine
                     if attempt == 2:
                         raise
         ask(Operation("acknowledge", argument=seqs))
-    _move(store, consumer, CAPTURES[consumer][-1])
+    _move(store, consumer, CAPTURES[consumer][-1][-1])
     return ("stored",)
 
 
@@ -289,9 +278,9 @@ ACTORS: dict[str, Callable[[], Outcome]] = {
     work.__name__: refused(work)
     for work in (
         *(maintain, expire, erase, redecode, repair, read, select, query, latest, restore, inspect),
-        *(write, other, again, failing, mark, verify),
+        *(mark, verify),
     )
-}
+} | {name: refused(partial(_capture, name)) for name in CAPTURES}
 
 
 class _Moment(datetime):

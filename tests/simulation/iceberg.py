@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
 import fastavro
 
-from tests.simulation.store import StoredFile
+from tests.simulation.store import Content
 from tests.simulation.table import POINTER
 
 DELETED = 2
 """The status of a file that a snapshot removed."""
-Content = Mapping[str, StoredFile]
 
 
 def belongs(path: str) -> bool:

@@ -19,6 +19,7 @@ from tests.simulation.catalogue import FLAWED, QUARANTINES
 from tests.simulation.store import CHANGES, STORES
 from tests.simulation.world import (
     ARCHIVES,
+    END,
     FAULTS,
     OLD,
     ORIGINS,
@@ -30,8 +31,6 @@ from tests.simulation.world import (
     World,
 )
 
-_END = 1 << 30
-"""More operations than any actor has."""
 _FIRST = 2000
 """So many schedules mix all units; after that, units run one by one."""
 _RANDOM = 300
@@ -110,12 +109,12 @@ def interleavings(unit: Unit, upto: int, chance: random.Random) -> Iterator[Choi
             if not step or rank > upto:
                 continue
             begin, last = (first, step), step == len(alone)
-            yield max(rank, _ALL), (begin, (second, _END)), ()
+            yield max(rank, _ALL), (begin, (second, END)), ()
             if not last:
                 yield rank + 1, (begin,), ((first, step, "stop"),)
-            asked = _asked(unit, second, begin, (second, _END))
+            asked = _asked(unit, second, begin, (second, END))
             for other, its in _points(asked, chance):
-                turns = (begin, (second, other), (first, _END))
+                turns = (begin, (second, other), (first, END))
                 if 0 < other < len(asked):
                     if not last:
                         yield max(rank, its), turns, ()
@@ -126,7 +125,7 @@ def interruptions(unit: Unit, _: int, chance: random.Random) -> Iterator[Choice]
     """Every interruption of one actor by two others, which then run to their end; first by those that remove."""
     others = sum("remove" not in _alone(unit, number) for number in (1, 2))
     for step, rank in _points(_alone(unit, 0), chance):
-        yield rank + others, ((0, step), (1, _END), (2, _END)), ()
+        yield rank + others, ((0, step), (1, END), (2, END)), ()
 
 
 _EVERY = {1: faults, 2: interleavings, 3: interruptions}

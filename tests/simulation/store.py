@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import lru_cache
 from itertools import count
@@ -38,6 +38,9 @@ class Answer(NamedTuple):
 class StoredFile(NamedTuple):
     content: bytes
     modified: float
+
+
+Content = Mapping[str, StoredFile]
 
 
 class UnknownHeaderError(OSError):

@@ -6,7 +6,6 @@ Messages are pairs of a sequence and a time, read from the objects with PyArrow.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
@@ -34,19 +33,20 @@ from tests.simulation.catalogue import (
     damaged,
 )
 from tests.simulation.scheduler import Actor, Ended, Run
-from tests.simulation.store import CHANGES, Answer, Files, Operation, StoredFile, is_hidden
+from tests.simulation.store import CHANGES, Answer, Content, Files, Operation, StoredFile, is_hidden
 
 FAULTS = ("stop", "lost", "not done", "jump", "damaged")
 """The process ends; the operation is done, or not done, and its answer is lost; an hour passes; an object that is made
 of others is damaged."""
 OLD = "old"
 """From this operation on, the actor's listings show the files as they were before the last change by another one."""
+END = 1 << 30
+"""More operations than any actor has."""
 HOUR = 3600.0
 LATER = float(BEGIN + 5 * DAY)
 """When everything is run again."""
 SETTLING = ("write", "other", "again", "failing", "repair", "expire", "erase", "redecode", "maintain")
 """What is run again in the end, if it ran before."""
-Content = Mapping[str, StoredFile]
 Fault = tuple[int, int, str]
 """Number of an actor, of its operation, and one of `FAULTS` or `OLD`."""
 
@@ -172,7 +172,7 @@ class World:
             for number, count in self.schedule.turns:
                 self._turn(number, runs[number], count)
             for number, run in [*enumerate(runs)] * len(runs):  # who waits for a lock goes on after the others
-                self._turn(number, run, 1 << 30)
+                self._turn(number, run, END)
             if not all(run.over for run in runs):
                 raise ViolationError("each waits for a lock that another one has")
         finally:
@@ -554,7 +554,6 @@ def observed(name: str, files: Content, store: str) -> Outcome:
     return _OBSERVED[key]
 
 
-END = 1 << 30
 TABLES: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {
     "unmade": ("two", ()),
     "tabled": ("one", (("maintain", END),)),
