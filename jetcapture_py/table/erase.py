@@ -14,7 +14,7 @@ from jetcapture_py.table.catalog import ArchiveTable, open_table, root_url, tabl
 from jetcapture_py.table.commit import commit
 from jetcapture_py.table.latest import drop_latest, latest_config
 from jetcapture_py.table.plan import CommitRequest
-from jetcapture_py.text import without_credentials
+from jetcapture_py.text import plural, without_credentials
 
 _MANIFEST = ".avro"
 
@@ -70,6 +70,8 @@ def drop_objects(
         try:
             with open_table(config, archive, quarantine=quarantine) as table:
                 exists = table.loaded is not None
+                if erased is not None and not exists:
+                    _find_unnamed(archive, table, done)
             if not exists:
                 continue
             committed = commit(config, archive, CommitRequest(quarantine=quarantine, expired=leaving, forget=True))
@@ -106,16 +108,26 @@ def _naming(table: ArchiveTable, is_removed: Callable[[str], bool]) -> Iterator[
 
 
 def _find_unnamed(archive: ArchiveFiles, table: ArchiveTable, done: TablesErased) -> None:
-    """Find a table's manifests without a snapshot: they may have paths of objects, and so keys."""
+    """Find a table's manifests without a snapshot: they may have paths of objects, and so keys.
+
+    Those of a table that the catalog does not have remain: another catalog, or a running first pass, may need them.
+    """
     loaded, root = table.loaded, table.root
-    if loaded is None:
-        return
-    place = loaded.location_provider().new_metadata_location("").rstrip("/")
+    place = f"{table.location}/metadata"
+    if loaded is not None:
+        place = loaded.location_provider().new_metadata_location("").rstrip("/")
     if not place.startswith(root):
         done.notes.append(f"manifests below {without_credentials(place)} that no snapshot names")
         return
     directory = place.removeprefix(root)
     files = [file for file in archive.below(directory) if file.path.endswith(_MANIFEST)]
+    if loaded is None:
+        if files:
+            done.remains.append(
+                f"{plural(len(files), 'manifest')} below {directory}, and the catalog has no table {table.name}: run "
+                "`jetcapture maintain` and this command again, or remove them if no other catalog has the table"
+            )
+        return
     snapshots = loaded.refresh().metadata.snapshots  # after the listing: a commit may have ended
     named = {part.manifest_path for snapshot in snapshots for part in snapshot.manifests(loaded.io)}
     named |= {snapshot.manifest_list for snapshot in snapshots}

@@ -467,6 +467,21 @@ def test_a_table_and_its_snapshots_name_no_object_that_was_erased(
     assert compare_tables(config) == []
 
 
+def test_manifests_of_a_table_in_another_catalog_remain(
+    tabulated: tuple[Config, dict[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = {"name": "nats.orders", "catalog": {**tabulated[1], "uri": f"sqlite:///{tmp_path}/other.db"}}
+    config = archive_at(tmp_path / "archive", maintain={"table": other})
+    found = {path: path.read_bytes() for path in (tmp_path / "archive/_table").rglob("*.avro")}
+    for path in found:
+        os.utime(path, (1, 1))
+    code, certificate = answer(config, capsys, seqs="103-160")
+    assert code == 1
+    remains = f"{len(found)} manifests below _table/nats.orders/metadata, and the catalog has no table nats.orders: "
+    assert certificate["remains"][0].startswith(remains)
+    assert {path: path.read_bytes() for path in (tmp_path / "archive/_table").rglob("*.avro")} == found
+
+
 def test_maintenance_that_puts_an_object_back_into_a_table_is_undone(
     tabulated: tuple[Config, dict[str, str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
