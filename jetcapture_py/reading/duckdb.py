@@ -100,7 +100,7 @@ def _pattern(view: str, schema: str) -> re.Pattern[str]:
     """Return the pattern of a view's name in SQL, in any case, quoted or not."""
     stream, _, name = view.rpartition(".")
     optional = "?" if stream.lower() == schema.lower() else ""
-    escaped = re.escape(_quoted(stream)[1:-1])
+    escaped = re.escape(sql_name(stream)[1:-1])
     prefix = rf"(\"?{escaped}\"?\s*\.\s*){optional}" if stream else ""
     return re.compile(rf"(?<!\w){prefix}\"?{name}(?!\w)", re.IGNORECASE)
 
@@ -126,11 +126,12 @@ def sql_type(type_: pa.DataType) -> str:
     if pa.types.is_map(type_):
         return f"MAP({sql_type(type_.key_type)}, {sql_type(type_.item_type)})"
     if pa.types.is_struct(type_):
-        return f"STRUCT({', '.join(f'{_quoted(field.name)} {sql_type(field.type)}' for field in type_)})"
+        return f"STRUCT({', '.join(f'{sql_name(field.name)} {sql_type(field.type)}' for field in type_)})"
     return f"{sql_type(type_.value_type)}[]"
 
 
-def _quoted(name: str) -> str:
+def sql_name(name: str) -> str:
+    """Quote a name for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -225,7 +226,7 @@ class ArchiveViews:
 
     def _create(self, name: str, select: str) -> None:
         schema, _, view = name.rpartition(".")
-        where = f"VIEW {_DATABASE}.{_quoted(schema)}.{view}" if schema else f"TEMP VIEW {view}"
+        where = f"VIEW {_DATABASE}.{sql_name(schema)}.{view}" if schema else f"TEMP VIEW {view}"
         self._connection.execute(f"CREATE OR REPLACE {where} AS {select}")
 
     def create_schema(self, name: str) -> None:
@@ -233,7 +234,7 @@ class ArchiveViews:
         import duckdb
 
         with suppress(duckdb.Error):
-            self._connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_DATABASE}.{_quoted(name)}")
+            self._connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_DATABASE}.{sql_name(name)}")
 
     def create_objects(self, view: str, files: Iterable[File]) -> None:
         """Create or replace a view that lists these files."""
@@ -254,7 +255,7 @@ class ArchiveViews:
             if (name := file.name) is not None
         ]
         self._connection.register(f"_nats_{view}", pa.Table.from_pylist(rows, _OBJECTS))
-        self._create(view, f"FROM {_quoted(f'_nats_{view}')}")
+        self._create(view, f"FROM {sql_name(f'_nats_{view}')}")
 
     def _outdated(self) -> bool:
         """Whether an object that the views read was removed or rewritten. Raises StoreError."""
@@ -314,7 +315,7 @@ class ArchiveViews:
         if plan.shared:
             selects.append(self._compared(plan, number=number))
         if not selects:
-            nothing = [f"CAST(NULL AS {sql_type(field.type)}) AS {_quoted(field.name)}" for field in table.schema]
+            nothing = [f"CAST(NULL AS {sql_type(field.type)}) AS {sql_name(field.name)}" for field in table.schema]
             return f"SELECT {', '.join(nothing + [f'0 AS {_COPY}'] * number)} LIMIT 0"
         bounds = [condition for bound in plan.bounds for condition in _bounded(bound)]
         where = f" WHERE {' AND '.join(bounds)}" if bounds else ""
@@ -336,7 +337,7 @@ class ArchiveViews:
         """Raise JetcaptureError, which names the argument, for an expression that cannot be evaluated."""
         import duckdb
 
-        columns = (f"CAST(NULL AS {sql_type(field.type)}) AS {_quoted(field.name)}" for field in plan.table.schema)
+        columns = (f"CAST(NULL AS {sql_type(field.type)}) AS {sql_name(field.name)}" for field in plan.table.schema)
         nothing = f"SELECT {', '.join(columns)} LIMIT 0"
         deleted = [] if latest.deleted is None else [latest.deleted]
         for argument, expressions in (("by", latest.by), ("order", [latest.order]), ("deleted", deleted)):
@@ -364,10 +365,10 @@ class ArchiveViews:
                 value = f"CAST(NULL AS {sql_type(column.type)})"
                 if folded in stored:
                     source, type_ = stored[folded]
-                    value = self._converted(_quoted(source), type_, column, given=folded in table.given)
-                columns.append(f"{value} AS {_quoted(column.name)}")
+                    value = self._converted(sql_name(source), type_, column, given=folded in table.given)
+                columns.append(f"{value} AS {sql_name(column.name)}")
             columns += [
-                f"{name} AS {name}" for name in map(_quoted, table.partitions)
+                f"{name} AS {name}" for name in map(sql_name, table.partitions)
             ]  # its case may differ in objects
             paths = ", ".join(_text(self._path(plan.files, plan.objects[name])) for name in members)
             options = "hive_partitioning = true, hive_types_autocast = false"
@@ -387,9 +388,9 @@ class ArchiveViews:
         """Return the SELECT of the objects whose rows are compared. Only their identities are kept in memory."""
         first = len(plan.whole) + len(plan.parts)
         union = " UNION ALL ".join(self._scans(plan, plan.shared, number=True, first=first))
-        identity = [_quoted(name) for name in plan.identity]
+        identity = [sql_name(name) for name in plan.identity]
         if plan.table.several_rows:
-            identity.append(f"coalesce({_quoted(layout.ROW)}, 0)")
+            identity.append(f"coalesce({sql_name(layout.ROW)}, 0)")
         copies = f"SELECT min({_COPY}) AS {_COPY} FROM ({union}) GROUP BY {', '.join(identity)}"
         return f"SELECT {_columns(plan, number=number)} FROM ({union}) SEMI JOIN ({copies}) USING ({_COPY})"
 
@@ -434,11 +435,11 @@ def order_of(latest: Latest, lives: Iterable[int], *, several_rows: bool) -> lis
 
 
 def _columns(plan: ReadPlan, *, number: bool = False) -> str:
-    return ", ".join([*map(_quoted, plan.table.schema.names), *[_COPY] * number])
+    return ", ".join([*map(sql_name, plan.table.schema.names), *[_COPY] * number])
 
 
 def _within(ranges: Iterable[Range]) -> str:
-    return f"({' OR '.join(f'{_quoted(layout.SEQ)} BETWEEN {first} AND {last}' for first, last in ranges)})"
+    return f"({' OR '.join(f'{sql_name(layout.SEQ)} BETWEEN {first} AND {last}' for first, last in ranges)})"
 
 
 def _has_key(keys: Iterable[str | None]) -> str:
@@ -449,7 +450,7 @@ def _has_key(keys: Iterable[str | None]) -> str:
 
 def _bounded(bound: Bound) -> Iterator[str]:
     value = (
-        f"coalesce({', '.join(map(_quoted, bound.columns))})" if len(bound.columns) > 1 else _quoted(bound.columns[0])
+        f"coalesce({', '.join(map(sql_name, bound.columns))})" if len(bound.columns) > 1 else sql_name(bound.columns[0])
     )
     for operator, time in ((">=", bound.start), ("<", bound.end)):
         if time is not None:

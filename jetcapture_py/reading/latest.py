@@ -16,7 +16,7 @@ import pyarrow as pa
 from jetcapture_py.archive import layout
 from jetcapture_py.errors import JetcaptureError
 from jetcapture_py.reading.columns import Columns, listed, outputs, take_nulled
-from jetcapture_py.reading.duckdb import LATEST, archive_views, order_of
+from jetcapture_py.reading.duckdb import LATEST, archive_views, order_of, sql_name
 from jetcapture_py.reading.plan import Dedupe, Objects, ReadRequest
 from jetcapture_py.reading.selection import Keys, Latest, Moment, Selection
 from jetcapture_py.retry import retried
@@ -72,8 +72,8 @@ def read_latest(
     )
     plan = request.plan(for_sql=True)
     table = plan.table.schema
-    named = [name for name in table.names if columns(name)] if callable(columns) else columns and listed(columns)
-    chosen = outputs(table.names, named)
+    named = list(filter(columns, table.names)) if callable(columns) else columns
+    chosen = outputs(table.names, None if named is None else listed(named))
     schema = pa.schema([(name, table.field(source).type) for name, source in chosen])
     plans = chain([plan], iter(partial(request.plan, for_sql=True), None))
 
@@ -88,7 +88,7 @@ def read_latest(
                     raise JetcaptureError("columns changed before the first row was read: read it again")
                 try:
                     views.create_latest(LATEST, current, latest)
-                    rows = connection.table(LATEST).select(*(duckdb.ColumnExpression(name) for _, name in chosen))
+                    rows = connection.table(LATEST).project(", ".join(sql_name(name) for _, name in chosen))
                     reader = iter(rows.to_arrow_reader(_BATCH_ROWS))
                     return chain(list(islice(reader, 1)), reader)
                 except (duckdb.Error, OSError) as error:

@@ -33,7 +33,7 @@ def test_the_newest_row_of_each_key(archive: Path, seed: int) -> None:
 def test_the_result_has_the_columns_types_and_range_of_read_archive(archive: Path) -> None:
     orders = Archive(archive)
     orders.write([1, 2], "a", id=[1, 1], after=[{"id": 7}, None], before=[None, {"id": 7}], size=["1", "x"])
-    orders.write([3], "b", id=[2], after=[{"id": 8}], before=pa.nulls(1), size=["3"])
+    orders.write([3], "b", id=[2], after=[{"id": 8}], before=pa.nulls(1), size=["3"], **{"*": [4]})
     by = "coalesce(after.id, before.id)"
     read = read_latest(orders.url, "ORDERS", by=by, columns=["size", "KEY"], types={"size": "bigint"})
     assert read.schema == pa.schema({"size": pa.int64(), "KEY": pa.string()})
@@ -43,6 +43,8 @@ def test_the_result_has_the_columns_types_and_range_of_read_archive(archive: Pat
         {"size": "1"}
     ]
     assert read_latest(orders.url, "ORDERS", by="id", keys="c").read_all().num_rows == 0
+    star = read_latest(orders.url, "ORDERS", by="id", columns=["id", "*"]).read_all().to_pylist()
+    assert sorted(star, key=str) == [{"id": 1, "*": None}, {"id": 2, "*": 4}]
 
 
 def test_a_wrong_expression_is_named(archive: Path) -> None:
@@ -53,6 +55,7 @@ def test_a_wrong_expression_is_named(archive: Path) -> None:
         ({"by": []}, "by: expected at least one"),
         ({"by": ["id", " "]}, "by: expected at least one"),
         ({"by": "id", "order": "at"}, "order: at: "),
+        ({"by": "id", "columns": []}, "columns: expected at least one"),
         ({"by": "id", "deleted": "op ="}, "deleted: op =: Parser Error"),
     ):
         with pytest.raises(JetcaptureError, match=text):
