@@ -104,7 +104,7 @@ def _bundles() -> list[EncodedBlock] | dict[str, bytes]:
         return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*.parquet")}
 
 
-OLD = BUCKET - 60 * DAY
+EXPIRED = BUCKET - 60 * DAY
 ARCHIVES = {
     "one": [block((1, 2, 3, 4, 5))],
     "two": [block((1, 2, 3)), block((3, 4, 5))],
@@ -114,19 +114,21 @@ ARCHIVES = {
     "lives": [block((1, 2, 3, 4)), block((1, 2), life=1), block((2, 5), life=1)],
     "pair": [block((3, 4)), block((1, 2, 5), key="b")],
     "copy": [block((3, 4)), block((4,)), block((1, 2, 5), key="b")],
-    "old": [block((1, 2), bucket=OLD), block((2,), bucket=OLD), block((3, 4, 5))],
+    "old": [block((1, 2), bucket=EXPIRED), block((2,), bucket=EXPIRED), block((3, 4, 5))],
     "quarantine": [block((1, 2)), quarantined((2, 3, 5)), quarantined((3, 4))],
     "unreadable": [quarantined((3, 4, 5)), quarantined((5,))],
-    "aside": [quarantined((1, 2), OLD), quarantined((2,), OLD), quarantined((3, 4)), quarantined((4, 5))],
+    "aside": [quarantined((1, 2), EXPIRED), quarantined((2,), EXPIRED), quarantined((3, 4)), quarantined((4, 5))],
     "hole": [block((1, 3)), block((3, 5))],
     "trimmed": [block((3, 4)), block((5,))],
     "damaged": [block((1, 3)), block((2, 4, 5))],
     "covered": [block((1, 2)), block((1, 2, 3)), block((4, 5))],
-    "past": [block((2,), bucket=OLD), block((3, 4))],
+    "past": [block((2,), bucket=EXPIRED), block((3, 4))],
 }
 """In all but `bundles`, 3 and 4 have the key `a`, and a capture gets them again."""
 QUARANTINES = ("quarantine", "unreadable", "aside")
 """Those with a quarantine."""
+EXPIRING = ("old", "aside", "past")
+"""Those with something to expire."""
 FLAWED = ("hole", "trimmed", "damaged", "covered", "past")
 """Those that lack something; in `damaged` and `covered`, the first object is damaged."""
 

@@ -6,7 +6,7 @@ What fails is shrunk and told.
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,21 +15,10 @@ from itertools import combinations_with_replacement, count, islice, product
 from typing import NamedTuple, TypeVar
 
 from tests.simulation.actors import CAPTURES
-from tests.simulation.catalogue import FLAWED, QUARANTINES
+from tests.simulation.catalogue import EXPIRING, FLAWED, QUARANTINES
+from tests.simulation.prepared import ARCHIVES, END, ORIGINS, PLAYERS, READERS, TABLES
 from tests.simulation.store import CHANGES, STORES
-from tests.simulation.world import (
-    ARCHIVES,
-    END,
-    FAULTS,
-    OLD,
-    ORIGINS,
-    PLAYERS,
-    READERS,
-    TABLES,
-    Schedule,
-    ViolationError,
-    World,
-)
+from tests.simulation.world import FAULTS, OLD, REWRITING, Schedule, ViolationError, World
 
 _FIRST = 2000
 """So many schedules mix all units; after that, units run one by one."""
@@ -60,20 +49,19 @@ Choice = tuple[int, tuple[tuple[int, int], ...], tuple[tuple[int, int, str], ...
 """The rank of a schedule, its turns and faults."""
 _ALL, _CHANGE, _AFTER, _LAST = 1, 2, 3, 4
 RANKS = range(_LAST + 1)
-"""0: before a removal or a sleep, where what the actor has read may be out of date."""
+"""0: before a removal, where what the actor has read may be out of date."""
 
 
 def _points(asked: Sequence[str], chance: random.Random) -> list[tuple[int, int]]:
     """An actor's operations before which a turn may end, each with a rank; the last one is its end.
 
-    First comes what can lose a message: between what an actor has seen and its removal, also where it waits for that.
-    Then comes what is before another change, and after a change or a listing. Elsewhere an actor reads, mostly what no
-    other one changes.
+    First comes what can lose a message: between what an actor has seen and its removal. Then comes what is before
+    another change or a wait, and after a change or a listing. Elsewhere an actor reads what others hardly change.
     """
 
     def rank(step: int) -> int:
         if step < len(asked) and asked[step] in {*CHANGES, "sleep"}:
-            return 0 if asked[step] in {"remove", "sleep"} else _CHANGE
+            return 0 if asked[step] == "remove" else _CHANGE
         return _AFTER if step == len(asked) or (step and asked[step - 1] in {*CHANGES, "list"}) else _LAST
 
     return [(step, rank(step)) for step in chance.sample(range(len(asked) + 1), len(asked) + 1)]
@@ -85,7 +73,7 @@ def _asked(unit: Unit, number: int, *turns: tuple[int, int]) -> Sequence[str]:
     world = World(Schedule(unit.archive, unit.actors, turns, store=unit.store), checked=False)
     with suppress(ViolationError):  # the schedule itself says so
         world.play()
-    return world.asked[number]
+    return world.players[number].asked
 
 
 def _alone(unit: Unit, number: int) -> Sequence[str]:
@@ -93,12 +81,14 @@ def _alone(unit: Unit, number: int) -> Sequence[str]:
 
 
 def faults(unit: Unit, _: int, chance: random.Random) -> Iterator[Choice]:
-    """Every fault at every operation of an actor that is alone."""
+    """Every fault at every operation of an actor that is alone; first what is damaged."""
     asked = _alone(unit, 0)
+    written = {"write", "create"} if unit.actors[0] in REWRITING else set()
+    kinds = {"lost": {*CHANGES, "lock"}, "not done": {*CHANGES, "lock"}, "damaged": written}
     for step, rank in _points(asked, chance):
         for fault in chance.sample(FAULTS, len(FAULTS)):
-            if step < len(asked) and (fault in ("stop", "jump") or asked[step] in {*CHANGES, "lock"}):
-                yield max(rank, _CHANGE), (), ((0, step, fault),)
+            if step < len(asked) and (fault not in kinds or asked[step] in kinds[fault]):
+                yield 0 if fault == "damaged" else max(rank, _CHANGE), (), ((0, step, fault),)
 
 
 def interleavings(unit: Unit, upto: int, chance: random.Random) -> Iterator[Choice]:
@@ -122,10 +112,13 @@ def interleavings(unit: Unit, upto: int, chance: random.Random) -> Iterator[Choi
 
 
 def interruptions(unit: Unit, _: int, chance: random.Random) -> Iterator[Choice]:
-    """Every interruption of one actor by two others, which then run to their end; first by those that remove."""
-    others = sum("remove" not in _alone(unit, number) for number in (1, 2))
-    for step, rank in _points(_alone(unit, 0), chance):
-        yield rank + others, ((0, step), (1, END), (2, END)), ()
+    """Every interruption of one actor by two others, which then run to their end; first before it removes something.
+
+    Later come `write` and `other`: of what is in the archive, they store no more than `again`.
+    """
+    asked, later = _alone(unit, 0), len({"write", "other"} & {*unit.actors})
+    for step, rank in _points(asked, chance):
+        yield rank + later, ((0, step), (1, END), (2, END)), ()
 
 
 _EVERY = {1: faults, 2: interleavings, 3: interruptions}
@@ -141,31 +134,41 @@ def run_all(unit: Unit, rank: int, chance: random.Random) -> Iterator[World]:
                 break
 
 
-def _run_first(unit: Unit, rank: int, chance: random.Random, others: dict[object, list[Unit]]) -> Iterator[World]:
-    """Run those of a unit if no earlier one is of its kind; else it is one of the `others`."""
-    kind = unit.actors, *(tuple(_alone(unit, number)) for number in range(len(unit.actors)))
-    if kind in others:
-        others[kind].append(unit)
-    else:
-        others[kind] = []
-        yield from run_all(unit, rank, chance)
+def _run_ranks(groups: Sequence[Sequence[Unit]], chance: random.Random) -> Iterator[World]:
+    """Run all schedules by their rank; groups take turns, each with its shortest unit first."""
+
+    def run_group(group: Sequence[Unit], rank: int) -> Iterator[World]:
+        for unit in _by_length(group):
+            yield from run_all(unit, rank, chance)
+
+    for rank in RANKS:
+        yield from in_turn([run_group(group, rank) for group in groups])
 
 
-def _run_ranks(units: Sequence[Unit], chance: random.Random) -> Iterator[World]:
-    """Run all schedules by their rank; archives and stores where actors do what they do in another one come later."""
-    for rank in RANKS[:-1]:
-        others: dict[object, list[Unit]] = {}
-        yield from in_turn([_run_first(unit, rank, chance, others) for unit in units])
-        yield from in_turn([run_all(unit, rank, chance) for each in others.values() for unit in each])
+def _by_length(group: Sequence[Unit]) -> list[Unit]:
+    """Sort units by their number of operations; those where actors do the same as in an earlier one come later."""
+    seen: Counter[object] = Counter()
+    keys = {}
+    for unit in group:
+        asked = tuple(tuple(_alone(unit, number)) for number in range(len(unit.actors)))
+        keys[unit] = (seen[asked], sum(map(len, asked)))
+        seen[asked] += 1
+    return sorted(group, key=keys.__getitem__)
+
+
+def _grouped(units: Iterable[Unit]) -> list[list[Unit]]:
+    """Group units by their actors."""
+    groups: dict[tuple[str, ...], list[Unit]] = {}
     for unit in units:
-        yield from run_all(unit, _LAST, chance)
+        groups.setdefault(unit.actors, []).append(unit)
+    return [*groups.values()]
 
 
 def schedules(seed: int, part: int = 0, parts: int = 1) -> Iterator[World]:
     """Worlds that have been run, endlessly; the order follows from the seed.
 
     First some of everything: of two actors, one with faults, three, and random ones, each takes turns, and so do all
-    archives, actors and kinds of store. Then all of each, which is much faster, with some random ones.
+    actors. Then all of one archive and store for some actors after the other, which is much faster, with random ones.
     """
     chance = random.Random(seed)
     threes = product([name for name in PLAYERS if name not in READERS], repeat=3)
@@ -176,11 +179,14 @@ def schedules(seed: int, part: int = 0, parts: int = 1) -> Iterator[World]:
     ]
     units = chance.sample(units, len(units))[part::parts]
 
-    kinds = [[unit for unit in units if len(unit.actors) == many] for many in _EVERY]
-    ones, twos, threes_ = (_run_ranks(kind, chance) for kind in kinds)
+    kinds = [_grouped(unit for unit in units if len(unit.actors) == many) for many in _EVERY]
+    ones, twos, threes_ = (_run_ranks(groups, chance) for groups in kinds)
     others = (run(at_random(seed + step)) for step in count(part, parts))
-    yield from islice(in_turn([twos, ones, twos, threes_, twos, others, twos, ones, twos, threes_]), _FIRST // parts)
-    each = (world for unit in in_turn(map(iter, kinds)) for rank in RANKS for world in run_all(unit, rank, chance))
+    yield from islice(
+        in_turn([twos, threes_, ones, twos, threes_, others, twos, threes_, twos, threes_]), _FIRST // parts
+    )
+    every = in_turn(in_turn(map(iter, groups)) for groups in kinds)
+    each = (world for unit in every for rank in RANKS for world in run_all(unit, rank, chance))
     for number, world in enumerate(each):
         yield world
         if number % _RANDOM == 0:
@@ -189,10 +195,12 @@ def schedules(seed: int, part: int = 0, parts: int = 1) -> Iterator[World]:
 
 
 def _has(archive: str, actors: Sequence[str]) -> bool:
-    """Whether these actors can be in the archive, and one changes it: some need a quarantine; in bundles, 3 and 4 have
-    other keys than captures say; of two lives, captures are of the first one, and a repair of the second, which an
-    erasure has not searched."""
+    """Whether these actors can be in the archive, and one changes it: some need a quarantine, or expired objects; in
+    bundles, 3 and 4 have other keys than captures say; of two lives, captures are of the first one, and a repair of the
+    second, which an erasure has not searched."""
     if archive not in QUARANTINES and {"redecode", "failing", "inspect"} & {*actors}:
+        return False
+    if ORIGINS.get(archive, archive) not in EXPIRING and "expire" in actors:
         return False
     repair, captures = "repair" in actors, {*CAPTURES} & {*actors}
     if archive == "bundles":

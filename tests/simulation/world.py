@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import lru_cache
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.simulation import catalogue, iceberg
-from tests.simulation.actors import ACTORS, CAPTURES, ERASED, GROUPS, SELECTED, Outcome
+from tests.simulation.actors import CAPTURES, ERASED, GROUPS, SELECTED, Outcome
 from tests.simulation.catalogue import (
     AGAIN,
-    BEGIN,
     CREATED,
     DAMAGED,
     DAY,
@@ -32,19 +31,18 @@ from tests.simulation.catalogue import (
     Stream,
     damaged,
 )
-from tests.simulation.scheduler import Actor, Ended, Run
+from tests.simulation.prepared import END, LATER, ORIGINS, READERS, RUNNABLE, TABLES, observed, prepared
+from tests.simulation.scheduler import Ended, Run
 from tests.simulation.store import CHANGES, Answer, Content, Files, Operation, StoredFile, is_hidden
 
 FAULTS = ("stop", "lost", "not done", "jump", "damaged")
 """The process ends; the operation is done, or not done, and its answer is lost; an hour passes; an object that is made
 of others is damaged."""
+REWRITING = ("maintain", "erase", "redecode", "repair")
+"""The actors whose objects may be damaged."""
 OLD = "old"
 """From this operation on, the actor's listings show the files as they were before the last change by another one."""
-END = 1 << 30
-"""More operations than any actor has."""
 HOUR = 3600.0
-LATER = float(BEGIN + 5 * DAY)
-"""When everything is run again."""
 SETTLING = ("write", "other", "again", "failing", "repair", "expire", "erase", "redecode", "maintain")
 """What is run again in the end, if it ran before."""
 Fault = tuple[int, int, str]
@@ -104,55 +102,59 @@ def _age(message: Identity) -> tuple[bool, int]:
 
 
 @dataclass
-class World:
-    """An archive while a schedule runs."""
+class Player:
+    """An actor in a schedule."""
 
-    schedule: Schedule
-    checked: bool = True
-    """Whether states are checked."""
-    told: list[str] | None = None
-    now: float = float(BEGIN)
-    acked: set[Identity] = field(default_factory=set)
-    archived: set[Identity] = field(default_factory=set)
-    """Messages that have left the quarantine, or have never been there: they stay in the archive."""
-    involved: set[str] = field(default_factory=set)
-    listed: dict[str, list[int]] = field(default_factory=dict)
-    """How often others had changed the archive each time that an actor listed objects."""
-    changes: Counter[str] = field(default_factory=Counter)
+    run: Run
+    required: set[Identity] = field(default_factory=set)
+    """What it has to find, if it reads."""
+    begun: int = 0
+    """How often others had changed the archive when it began."""
     removed: set[Identity] = field(default_factory=set)
-    """What had been removed on purpose when the actor began whose turn it is."""
-    delivered: set[int] = field(default_factory=lambda: set(range(FIRST, LAST + 1)))
-    """What the server knows to be acknowledged."""
-    old: set[int] = field(default_factory=set)
-    """The actors with old listings: a reader may miss what is new, and an erasure what was stored again."""
-    earlier: dict[int, Files] = field(default_factory=dict)
-    """For each actor, the files before the last change by another one, and what it has changed itself since."""
-    locks: dict[str, int] = field(default_factory=dict)
-    """The number of the actor that has each lock."""
-    positions: dict[str, int] = field(default_factory=dict)
-    """Up to which sequence a capture that has begun has acknowledged everything."""
+    """What had been removed on purpose by then."""
+    old: bool = False
+    """Whether its listings are old: a reader may miss what is new, and an erasure what was stored again."""
+    earlier: Files | None = None
+    """The files before the last change by another one, and what it has changed itself since."""
+    asked: list[str] = field(default_factory=list)
+    """The kinds of its operations; "" for a listing that found nothing."""
 
-    begun: Counter[str] = field(default_factory=Counter)
-    """How often each actor has begun."""
-    runs: list[Run] = field(default_factory=list)
-    in_table: frozenset[str] = frozenset()
-    """Paths of the table's files."""
-    dropped: dict[str, float] = field(default_factory=dict)
-    """When the table has lost files."""
 
-    def __post_init__(self) -> None:
-        files, self.now, prepared = _prepared(self.schedule.archive)
-        self.files = Files(dict(files), self.schedule.store)
-        self.involved = {*self.schedule.actors, *prepared}
-        origin = ORIGINS.get(self.schedule.archive, self.schedule.archive)
+class World:
+    """An archive while a schedule runs; `told` gets the story, and only then or if `checked` are states checked."""
+
+    def __init__(self, schedule: Schedule, *, checked: bool = True, told: list[str] | None = None) -> None:
+        self.schedule, self.checked, self.told = schedule, checked, told
+        files, self.now, changed = prepared(schedule.archive)
+        self.files = Files(dict(files), schedule.store)
+        self.involved = {*schedule.actors, *changed}
+        origin = ORIGINS.get(schedule.archive, schedule.archive)
         self.published = catalogue.messages(origin)
-        self.acked = set(stored(catalogue.files(origin)))
-        self.archived = set(stored(catalogue.files(origin), MESSAGES))
+        self.acked = {*stored(catalogue.files(origin))}
+        self.archived = {*stored(catalogue.files(origin), MESSAGES)}
+        """Messages that have left the quarantine, or have never been there: they stay in the archive."""
+        self.delivered = {*range(FIRST, LAST + 1)}
+        """What the server knows to be acknowledged."""
+        self.positions: dict[str, int] = {}
+        """Up to which sequence a capture that has begun has acknowledged everything."""
+        self.listed: dict[str, list[int]] = {}
+        """How often others had changed the archive each time that an actor listed objects."""
+        self.changes: Counter[str] = Counter()
+        """How often each actor has changed it."""
+        self.removed = set[Identity]()
+        """What had been removed on purpose when the actor began whose turn it is."""
+        self.locks: dict[str, Player] = {}
+        self.begun: Counter[str] = Counter()
+        """How often each actor has begun."""
+        self.players: list[Player] = []
         self.in_table = frozenset(path for path, _ in iceberg.current(files))
+        """Paths of the table's files."""
+        self.dropped: dict[str, float] = {}
+        """When the table has lost files."""
+        self.settling = False
+        """Whether everything has been run again."""
         self.story = ""
         """What happened, if it fails."""
-        self.asked: list[list[str]] = [[] for _ in self.schedule.actors]
-        """The kinds of each actor's operations; "" for a listing that found nothing."""
 
     # ------------------------------------------------------------------ the run
 
@@ -163,80 +165,79 @@ class World:
 
     def play(self) -> None:
         """Run without what is done in the end. Raises ViolationError."""
-        self.runs = runs = [self._run(name) for name in self.schedule.actors]
-        self._faults = {(number, step): fault for number, step, fault in self.schedule.faults}
-        self._required: list[set[Identity]] = [set() for _ in runs]
-        self._begun = [0] * len(runs)
-        self._removed = [*self._required]
+        self.players = players = [Player(self._run(name)) for name in self.schedule.actors]
+        faults = {(number, step): fault for number, step, fault in self.schedule.faults}
+        rest = [(number, END) for number in range(len(players))]
         try:
-            for number, count in self.schedule.turns:
-                self._turn(number, runs[number], count)
-            for number, run in [*enumerate(runs)] * len(runs):  # who waits for a lock goes on after the others
-                self._turn(number, run, END)
-            if not all(run.over for run in runs):
+            for number, count in (*self.schedule.turns, *rest * len(rest)):  # who waits for a lock goes on after others
+                player = players[number]
+                for _ in range(count):
+                    if player.run.over or self._is_waiting(player.run):
+                        break
+                    self._step(player, faults.get((number, player.run.steps)))
+            if not all(player.run.over for player in players):
                 raise ViolationError("each waits for a lock that another one has")
         finally:
-            for run in runs:
-                run.close()
+            for player in players:
+                player.run.close()
 
     def _run(self, name: str) -> Run:
         self.begun[name] += 1
         table = f"{name} {self.begun[name]}" if self.schedule.archive in TABLES else ""
-        return Run(_ACTORS[name], lambda: self.now, self.schedule.store, table)
-
-    def _turn(self, number: int, run: Run, count: int) -> None:
-        for _ in range(count):
-            if run.over or self._is_waiting(run):
-                break
-            self._step(number, run)
+        return Run(RUNNABLE[name], lambda: self.now, self.schedule.store, table)
 
     def _is_waiting(self, run: Run) -> bool:
         """Whether another one has the lock."""
         return run.request[0] == "lock" and run.request[1] in self.locks
 
-    def _step(self, number: int, run: Run) -> None:
-        operation, name = run.request, run.actor.name
+    def _step(self, player: Player, fault: str | None) -> None:
+        run, name = player.run, player.run.actor.name
+        operation = run.request
         assert isinstance(operation, Operation)
         if not run.steps:
-            self._required[number], self._begun[number] = self.required(name), self._others(name)
-            self._removed[number] = self.gone()
-        fault = self._faults.get((number, run.steps))
+            player.required, player.begun, player.removed = self.required(name), self._others(name), self.gone()
         if fault == "stop":
             self._tell(name, "is killed")
             run.stopped = True
-            self.locks = {path: holder for path, holder in self.locks.items() if holder != number}
+            self.locks = {path: holder for path, holder in self.locks.items() if holder is not player}
             return
         if fault == "jump":
             self._tell(name, "waits for an hour")
             self.now += HOUR
         if fault == OLD:
-            self.old.add(number)
-        self.removed = self._removed[number] if number not in self.old else set()  # it may not see the tombstone
-        if operation.kind == "list" and number in self.old and number in self.earlier:
+            player.old = True
+        self.removed = set() if player.old else player.removed  # it may not see the tombstone
+        if operation.kind == "list" and player.old and player.earlier:
             self._tell(name, f"list {operation.path} as before the last change by another")
-            answer = self.earlier[number].do(operation, self.now)
+            answer = player.earlier.do(operation, self.now)
         else:
             if operation.kind in CHANGES:
-                self._remember(number, operation)
+                self._remember(player, operation)
             answer = self._done(name, operation, fault)
-        self.asked[number].append(operation.kind if answer.value or operation.kind != "list" else "")
+        player.asked.append(operation.kind if answer.value or operation.kind != "list" else "")
         if operation.kind == "lock" and not answer.error:
-            self.locks[operation.path] = number
+            self.locks[operation.path] = player
         elif operation.kind == "unlock":
             del self.locks[operation.path]
         run.answer(answer)
         if isinstance(run.request, Ended):
             self._tell(name, f"ends: {run.request.outcome}")
-            faulty = any(each == number for each, _ in self._faults) or self.schedule.actors.count(name) > 1
-            disturbed = faulty or self._begun[number] != self._others(name)
-            if number not in self.old:
-                self._check_outcome(name, run.request.outcome, self._required[number], disturbed=disturbed)
+            if not player.old:
+                disturbed = self._is_disturbed(player)
+                self._check_outcome(name, run.request.outcome, player.required, disturbed=disturbed)
 
-    def _remember(self, number: int, operation: Operation) -> None:
-        if number in self.earlier:
-            self.earlier[number].do(operation, self.now)
-        for other in {*range(len(self.schedule.actors))} - {number}:
-            self.earlier[other] = Files(dict(self.files.files), self.schedule.store)
+    def _is_disturbed(self, player: Player) -> bool:
+        name = player.run.actor.name
+        faulty = any(self.players[number] is player for number, *_ in self.schedule.faults)
+        return faulty or self.schedule.actors.count(name) > 1 or player.begun != self._others(name)
+
+    def _remember(self, player: Player, operation: Operation) -> None:
+        """Keep the files as they are before an operation for the listings of the others."""
+        if player.earlier:
+            player.earlier.do(operation, self.now)
+        for other in self.players:
+            if other is not player:
+                other.earlier = Files(dict(self.files.files), self.schedule.store)
 
     def _done(self, name: str, operation: Operation, fault: str | None = None) -> Answer:
         kind, path, argument = operation
@@ -266,12 +267,7 @@ class World:
             answer = Answer(error="lost")
             if fault == "lost":
                 self.files.do(operation, self.now)
-        elif (
-            fault == "damaged"
-            and kind in ("write", "create")
-            and name in ("maintain", "erase", "redecode", "repair")
-            and path.endswith(".parquet")
-        ):
+        elif fault == "damaged" and kind in ("write", "create") and name in REWRITING and path.endswith(".parquet"):
             answer = self.files.do(Operation(kind, path, (damaged(argument[0]), argument[1])), self.now)
         else:
             answer = self.files.do(operation, self.now)
@@ -401,9 +397,12 @@ class World:
         paths = frozenset(path for path, _ in table)
         self.dropped |= dict.fromkeys(self.in_table - paths, iceberg.updated(files))
         self.in_table = paths
-        wrong = [path for path, size in table if path not in files or len(files[path].content) != size]
+        # without conditional writes, a redelivery may replace an object by another one with the same messages
+        sized = self.schedule.store != "plain" or self.involved.isdisjoint(CAPTURES)
+        wrong = [path for path, size in table if path not in files or (sized and len(files[path].content) != size)]
         # an erasure does not wait for queries, and a commit that began before it looks again for what is gone
-        if wrong and ("erase" not in self.involved or all(run.ended or not run.steps for run in self.runs)):
+        settled = self.settling or all(player.run.ended or not player.run.steps for player in self.players)
+        if wrong and (settled or "erase" not in self.involved):
             raise ViolationError(f"the table names what is gone: {wrong}")
         if self.damaged or wrong:
             return
@@ -502,7 +501,7 @@ class World:
                     self._check_outcome(name, outcome, set())
                     if name == "repair" and outcome[:2] != ("repaired", True):
                         raise ViolationError(f"not repaired: {outcome}")
-            self.runs = []
+            self.settling = True
             if before == {path: file.content for path, file in self.files.files.items()}:
                 break
             if self.damaged and self.schedule.archive in TABLES:
@@ -528,72 +527,10 @@ class World:
             table = stored({path: self.files.files[path] for path in self.in_table})
             if table != archived:
                 raise ViolationError(f"the table has {table}, the archive {archived}")
+            if any(len(self.files.files[path].content) != size for path, size in iceberg.current(self.files.files)):
+                raise ViolationError("the table has other sizes than the objects")
         _SETTLED.add(key)
 
 
 _CHECKED: set[tuple[object, ...]] = set()
 _SETTLED: set[tuple[object, ...]] = set()
-_ACTORS = {name: Actor(name, work) for name, work in ACTORS.items()}
-_OBSERVED: dict[tuple[str, bool, frozenset[tuple[str, bytes]]], Outcome] = {}
-
-
-def observed(name: str, files: Content, store: str) -> Outcome:
-    """What an actor that changes nothing says of these files."""
-    key = (name, store == "local", frozenset((path, file.content) for path, file in files.items()))
-    if key not in _OBSERVED:
-        run = Run(_ACTORS[name], lambda: LATER, store)
-        there = Files({path: StoredFile(file.content, float(BEGIN)) for path, file in files.items()}, store)
-        try:
-            while not run.over:
-                assert isinstance(run.request, Operation)
-                run.answer(there.do(run.request, LATER))
-        finally:
-            run.close()
-        assert isinstance(run.request, Ended)
-        _OBSERVED[key] = run.request.outcome
-    return _OBSERVED[key]
-
-
-TABLES: dict[str, tuple[str, tuple[tuple[str, int], ...]]] = {
-    "unmade": ("two", ()),
-    "tabled": ("one", (("maintain", END),)),
-    "grown": ("one", (("maintain", END), ("write", 3))),
-    "committed": ("three", (("maintain", 5),)),
-    "aged": ("old", (("maintain", END),)),
-}
-"""Archives with a table, which has not been made, or has other objects."""
-KILLED = {
-    "tombstone": ("two", (("erase", 1),)),
-    "merged": ("three", (("maintain", 1),)),
-    "expiring": ("old", (("expire", 1),)),
-    "erased": ("hole", (("erase", END),)),
-    "expired": ("past", (("expire", END),)),
-    **TABLES,
-}
-"""Archives with actors that were killed after so many changes, or have ended before."""
-ORIGINS = {name: origin for name, (origin, *_) in KILLED.items()}
-READERS = ("read", "select", "query", "latest", "restore", "inspect")
-PLAYERS = ("maintain", "expire", "erase", "redecode", "repair", "write", "other", "again", "failing", *READERS)
-ARCHIVES = (*catalogue.ARCHIVES, *KILLED)
-
-
-@cache
-def _prepared(archive: str) -> tuple[Content, float, tuple[str, ...]]:
-    """The files of an archive, the time, and who has changed it."""
-    if archive not in KILLED:
-        return catalogue.files(archive), float(BEGIN), ()
-    origin, actors = KILLED[archive]
-    store, now = Files(catalogue.files(origin)), float(BEGIN)
-
-    def clock() -> float:
-        return now
-
-    for name, count in actors:
-        run = Run(_ACTORS[name], clock, table=f"prepared {name}" if archive in TABLES else "")
-        while count and not run.over:
-            assert isinstance(run.request, Operation)
-            count -= run.request.kind in CHANGES
-            now += run.request.argument if run.request.kind == "sleep" else 0
-            run.answer(store.do(run.request, now))
-        run.close()
-    return store.files, now, tuple(name for name, _ in actors)

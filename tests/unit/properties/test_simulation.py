@@ -8,6 +8,7 @@ from itertools import islice
 import pytest
 
 from tests.simulation.actors import simulated
+from tests.simulation.prepared import END
 from tests.simulation.schedules import RANKS, Unit, at_random, run, run_all, schedules
 from tests.simulation.world import OLD, Schedule
 
@@ -48,7 +49,13 @@ def test_old_listings_lose_nothing(actors: tuple[str, ...]) -> None:
     with simulated():
         worlds = [run(Schedule("copy", actors, ((0, step), (1, 99), (2, 99)), old)) for step in range(30)]
         assert [world.story for world in worlds if world.story] == []
-        assert all(world.old == {0, 1, 2} for world in worlds)
+        assert all(player.old for world in worlds for player in world.players)
+
+
+def test_a_table_is_made_beside_an_erasure() -> None:
+    with simulated():
+        worlds = [run(Schedule("unmade", ("maintain", "erase"), ((0, step), (1, END)))) for step in range(40)]
+    assert [world.story for world in worlds if world.story] == []
 
 
 def test_schedules_at_random() -> None:
@@ -56,8 +63,9 @@ def test_schedules_at_random() -> None:
         assert [world.story for world in map(run, map(at_random, range(30))) if world.story] == []
 
 
-def test_what_make_simulate_begins_with() -> None:
+def test_a_part_of_make_simulate() -> None:
     with simulated():
-        worlds = list(islice(schedules(seed=1), 2))
-    assert len({world.schedule for world in worlds}) == 2
+        worlds = list(islice(schedules(seed=1, parts=500), 20))
+    assert {len(world.schedule.actors) for world in worlds} >= {1, 2, 3}
+    assert len({world.schedule for world in worlds}) >= 16, "the first four are random, and may come again"
     assert [world.story for world in worlds if world.story] == []
