@@ -288,7 +288,11 @@ class ArchiveFiles:
     def refuse_changed(self, file: File, error: Exception | None = None) -> None:
         """Raise VanishedError if the object is gone, or was stored again by a redelivery since it was listed."""
         if self.again(file).size != file.size:
-            raise VanishedError(f"{self.shown}/{file.path} was stored again: read it again") from error
+            raise self.stored_again(file) from error
+
+    def stored_again(self, file: File) -> VanishedError:
+        """Return the error for a file that has been rewritten since it was listed."""
+        return VanishedError(f"{self.shown}/{file.path} was stored again: read it again")
 
     def at(self, path: str, size: int | None = None, name: ObjectName | None = None) -> File:
         """Return the file at `path`, as in `File`; without `size`, stat it. Raises VanishedError, StoreError."""
@@ -382,7 +386,7 @@ class ArchiveFiles:
                     self.again(file)
                 except VanishedError:  # some stores say of what is gone that it has changed
                     return
-                raise VanishedError(f"{self.shown}/{file.path} was stored again: read it again") from error
+                raise self.stored_again(file) from error
             raise StoreError(f"cannot remove {self.shown}/{file.path}: {one_line(error)}") from error
 
     def move_aside(self, file: File) -> str:

@@ -72,4 +72,4 @@ def _refuse_other(archive: ArchiveFiles, before: File, now: File) -> None:
     """Raise VanishedError if a file has been rewritten. Listings may have whole seconds only, or no time."""
     times = int(now.modified or 0), int(before.modified or now.modified or 0)
     if now.size != before.size or times[0] != times[1] or len({now.tag, before.tag} - {None}) > 1:
-        raise VanishedError(f"{archive.shown}/{now.path} was stored again: read it again")
+        raise archive.stored_again(now)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 from tests.simulation import catalogue
 from tests.simulation.actors import ACTORS, Outcome
 from tests.simulation.catalogue import BEGIN, DAY
-from tests.simulation.scheduler import Actor, Ended, Run
+from tests.simulation.scheduler import Actor, Run
 from tests.simulation.store import CHANGES, Content, Files, Operation, StoredFile
 
 END = 1 << 30
@@ -69,12 +69,5 @@ def observed(name: str, files: Content, store: str) -> Outcome:
     if key not in _OBSERVED:
         run = Run(RUNNABLE[name], lambda: LATER, store)
         there = Files({path: StoredFile(file.content, float(BEGIN)) for path, file in files.items()}, store)
-        try:
-            while not run.over:
-                assert isinstance(run.request, Operation)
-                run.answer(there.do(run.request, LATER))
-        finally:
-            run.close()
-        assert isinstance(run.request, Ended)
-        _OBSERVED[key] = run.request.outcome
+        _OBSERVED[key] = run.finish(partial(there.do, now=LATER))
     return _OBSERVED[key]

@@ -141,6 +141,15 @@ class Run:
         self._follow(answer)
         self._tell()
 
+    def finish(self, do: Callable[[Operation], Answer]) -> Any:
+        """Do all that the actor asks for; what it says in the end."""
+        try:
+            while isinstance(operation := self.request, Operation):
+                self.answer(do(operation))
+            return operation.outcome
+        finally:
+            self.close()
+
     def _tell(self) -> None:
         while (request := self._node.request) in (NOW, STORE, TABLE):
             self._follow(Answer(self._clock() if request == NOW else self._told[request]))

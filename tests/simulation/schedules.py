@@ -136,13 +136,14 @@ def run_all(unit: Unit, rank: int, chance: random.Random) -> Iterator[World]:
 
 def _run_ranks(groups: Sequence[Sequence[Unit]], chance: random.Random) -> Iterator[World]:
     """Run all schedules by their rank; groups take turns, each with its shortest unit first."""
+    ordered = [_by_length(group) for group in groups]
 
     def run_group(group: Sequence[Unit], rank: int) -> Iterator[World]:
-        for unit in _by_length(group):
+        for unit in group:
             yield from run_all(unit, rank, chance)
 
     for rank in RANKS:
-        yield from in_turn([run_group(group, rank) for group in groups])
+        yield from in_turn([run_group(group, rank) for group in ordered])
 
 
 def _by_length(group: Sequence[Unit]) -> list[Unit]:

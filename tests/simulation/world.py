@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -121,7 +121,7 @@ class Player:
 
 
 class World:
-    """An archive while a schedule runs; `told` gets the story, and only then or if `checked` are states checked."""
+    """An archive while a schedule runs. States are checked if `checked`; `told` gets the story."""
 
     def __init__(self, schedule: Schedule, *, checked: bool = True, told: list[str] | None = None) -> None:
         self.schedule, self.checked, self.told = schedule, checked, told
@@ -301,15 +301,8 @@ class World:
         """Run an actor to its end, and change what it changes."""
         run = self._run(name)
         self.removed = self.gone()
-        try:
-            while not run.over:
-                assert isinstance(run.request, Operation)
-                run.answer(self._done(name, run.request))
-        finally:
-            run.close()
-        assert isinstance(run.request, Ended)
-        self._tell(name, f"ends: {run.request.outcome}")
-        outcome: Outcome = run.request.outcome
+        outcome: Outcome = run.finish(partial(self._done, name))
+        self._tell(name, f"ends: {outcome}")
         return outcome
 
     # ------------------------------------------------------------------ the model
